@@ -44,9 +44,7 @@ class LoraConfig:
 class ModelConfig:
     """The policy."""
 
-    path: str = doc(
-        "", "Folder in Hugging Face format, hub id, or `smollm2-135m` for the packaged small model."
-    )
+    path: str = doc("", "Folder in Hugging Face format, hub id, or `smollm2-135m` for the packaged small model.")
     revision: str | None = doc(None, "Hub revision.")
     trust_remote_code: bool = doc(False, "Run Python code that ships with the model. Off is safe.")
     chat_template: str | None = doc(None, "Path to a Jinja chat template that replaces the model's.")
@@ -201,14 +199,10 @@ class AlgorithmConfig:
         "How token losses become one number, over the global batch.",
         ("token_mean", "sequence_mean", "constant_length", "group_mean"),
     )
-    constant_length: int | None = doc(
-        None, "Divisor of `constant_length`; max_response_tokens when not given."
-    )
+    constant_length: int | None = doc(None, "Divisor of `constant_length`; max_response_tokens when not given.")
     kl_coef: float = doc(0.0, "Weight of the KL term; 0 needs no reference model.")
     kl_estimator: str = doc("k3", "Estimator of the KL term.", ("k1", "k2", "k3"))
-    mask_truncated: bool = doc(
-        False, "Leave trajectories that overran their budget out of numerator and denominator."
-    )
+    mask_truncated: bool = doc(False, "Leave trajectories that overran their budget out of numerator and denominator.")
 
 
 @dataclass
@@ -235,9 +229,7 @@ class RewardConfig:
 
     functions: dict[str, RewardFunctionConfig] = doc({}, "Named rewards.")
     outcome: str | None = doc(None, "Name of the reward that says whether the answer is right.")
-    outcome_threshold: float | None = doc(
-        None, "Outcome is 1 at or above this; the raw value when not given."
-    )
+    outcome_threshold: float | None = doc(None, "Outcome is 1 at or above this; the raw value when not given.")
     workers: int = doc(2, "Processes that score.")
     check_gold: int = doc(0, "Before the run, try each reward on the gold answers of this many tasks.")
     gold_column: str = doc("answer", "Column with the gold answer, for `check_gold`.")
@@ -314,9 +306,7 @@ class RayConfig:
     """The cluster."""
 
     address: str | None = doc(None, "Address of a running cluster; a private one on loopback when not given.")
-    num_cpus: int | None = doc(
-        None, "Logical cores of a private cluster; those of the machine when not given."
-    )
+    num_cpus: int | None = doc(None, "Logical cores of a private cluster; those of the machine when not given.")
     object_store_gb: float = doc(0.5, "Object store of a private cluster.")
     start_timeout_s: float = doc(120.0, "Longest wait for the cluster and for resources.")
 
@@ -329,9 +319,7 @@ class Config:
     run_dir: str = doc("runs", "Folder that holds run directories.")
     method: str = doc("rl", "What `hone train` does.", ("rl",))
     seed: int = doc(0, "Everything random follows from it.")
-    deterministic: bool = doc(
-        False, "Same run, same numbers: static routing, fixed threads, sorted results. Slower."
-    )
+    deterministic: bool = doc(False, "Same run, same numbers: static routing, fixed threads, sorted results. Slower.")
     device: str = doc("auto", "`auto` takes GPUs when there are any.", ("auto", "cpu", "gpu"))
     colocate: bool = doc(True, "Engine and trainer share the devices and take turns.")
     tasks_per_step: int = doc(8, "Tasks drawn in a step.")

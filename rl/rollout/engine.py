@@ -31,9 +31,7 @@ class Generation:
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
-            raise ValueError(
-                f"engine returned {len(self.token_ids)} tokens with {len(self.logprobs)} log-probs"
-            )
+            raise ValueError(f"engine returned {len(self.token_ids)} tokens with {len(self.logprobs)} log-probs")
 
 
 class Engine(WeightReceiver, Protocol):

@@ -51,9 +51,7 @@ class WeightReceiver(Protocol):
 class WeightSender(Protocol):
     """The trainer rank's half. Every rank calls every method: gathering shards is collective."""
 
-    def begin(
-        self, version: PolicyVersion, meta: Iterable[tuple[str, tuple[int, ...], str]]
-    ) -> WeightManifest:
+    def begin(self, version: PolicyVersion, meta: Iterable[tuple[str, tuple[int, ...], str]]) -> WeightManifest:
         """Open a publish of tensors (name, shape, dtype)."""
         ...
 
