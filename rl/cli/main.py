@@ -1,0 +1,12 @@
+"""The `hone` command: each verb lives in its own module and is registered here."""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer(
+    name="hone",
+    help="RL post-training for language models. Start with `hone train grpo/arithmetic_cpu`.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
