@@ -69,3 +69,8 @@ class StepResult:
     maxima: dict[str, float] = field(default_factory=dict)
     scalars: dict[str, float] = field(default_factory=dict)
     """Per-step values: grad norm, lr, updates, seconds of each phase."""
+
+    def means(self) -> dict[str, float]:
+        """All of it as one flat table: means, maxima and scalars by metric name."""
+        means = {name: total / count for name, (total, count) in self.sums.items() if count}
+        return means | self.maxima | self.scalars
