@@ -1,0 +1,192 @@
+"""The Ray actors: thin shells around `RolloutWorker` and `TrainerRank`.
+
+Everything heavy is imported inside methods, after the process has been prepared: threads, devices
+and log files are fixed before torch or vLLM look at them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from rl.config.schema import Config
+from rl.sync.base import WeightManifest
+from rl.training.batch import StepBatch, StepResult
+from rl.types import PolicyVersion, Request, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSetup:
+    """What an actor's process needs to know before it imports anything heavy."""
+
+    name: str
+    cwd: str
+    log_file: str
+    threads: int
+    devices: tuple[str, ...] | None = None
+    """Ids for ``CUDA_VISIBLE_DEVICES``; ``None`` keeps what Ray set, ``()`` hides all."""
+    env: dict[str, str] = field(default_factory=dict)
+
+    def apply(self) -> None:
+        os.chdir(self.cwd)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        descriptor = os.open(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+        os.environ.update(self.env)
+        os.environ["OMP_NUM_THREADS"] = str(self.threads)
+        if self.devices is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
+
+
+@ray.remote(concurrency_groups={"control": 4}, max_restarts=0)
+class RolloutActor:
+    """One engine and its episodes. ``ping`` and ``status`` answer while it generates."""
+
+    def __init__(self, setup: ProcessSetup, config: Config, index: int) -> None:
+        setup.apply()
+        from rl.rollout.worker import RolloutWorker
+
+        self.worker = RolloutWorker(config, index=index)
+
+    async def start(self) -> None:
+        await self.worker.start()
+
+    async def rollout(self, request: Request) -> list[Trajectory]:
+        return await self.worker.rollout(request)
+
+    async def score(self, rows: Sequence[Sequence[int]], temperature: float) -> list[Any]:
+        return await self.worker.score(rows, temperature)
+
+    async def begin_update(self, manifest: WeightManifest) -> None:
+        await self.worker.begin_update(manifest)
+
+    async def receive_weights(self, manifest: WeightManifest) -> None:
+        await self.worker.receive_weights(manifest)
+
+    async def commit_update(self, manifest: WeightManifest) -> None:
+        await self.worker.commit_update(manifest)
+
+    async def abort_update(self, manifest: WeightManifest) -> None:
+        await self.worker.abort_update(manifest)
+
+    async def pause(self) -> None:
+        await self.worker.pause()
+
+    async def resume(self) -> None:
+        await self.worker.resume()
+
+    async def sleep(self) -> None:
+        await self.worker.sleep()
+
+    async def wake(self) -> None:
+        await self.worker.wake()
+
+    async def stop(self) -> None:
+        await self.worker.stop()
+
+    @ray.method(concurrency_group="control")
+    async def abort(self, request_ids: Sequence[str] | None = None) -> None:
+        await self.worker.abort(request_ids)
+
+    @ray.method(concurrency_group="control")
+    async def ping(self) -> int:
+        return os.getpid()
+
+    @ray.method(concurrency_group="control")
+    async def status(self) -> dict[str, Any]:
+        return self.worker.status()
+
+
+@ray.remote(concurrency_groups={"control": 2}, max_restarts=0)
+class TrainerActor:
+    """One DeepSpeed rank."""
+
+    def __init__(self, setup: ProcessSetup, config: Config, rank: int, world_size: int, run_id: str) -> None:
+        setup.apply()
+        self.config, self.number, self.world_size, self.run_id = config, rank, world_size, run_id
+        self.rank: Any = None
+        self.sender: Any = None
+
+    def address(self) -> tuple[str, int]:
+        """Host and a free port for the process group; asked of rank 0."""
+        import socket
+
+        host = "127.0.0.1" if self.config.ray.address is None else ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return host, probe.getsockname()[1]
+
+    def gpu_ids(self) -> list[str]:
+        return [str(i) for i in ray.get_gpu_ids()]
+
+    def start(self, host: str, port: int) -> None:
+        from rl.objectives import build
+        from rl.sync import create_sender
+        from rl.training.rank import TrainerRank
+
+        objective = build(self.config.algorithm, max_response_tokens=self.config.rollout.max_response_tokens)
+        self.rank = TrainerRank(
+            self.config,
+            rank=self.number,
+            world_size=self.world_size,
+            master_addr=host,
+            master_port=port,
+            objective=objective,
+        )
+        self.rank.start()
+        self.sender = create_sender(self.config, run_id=self.run_id, rank=self.number)
+
+    def train(self, batch: StepBatch) -> StepResult:
+        return self.rank.train(batch)
+
+    def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[Any]:
+        return self.rank.logprobs(rows, temperature)
+
+    def begin_publish(self, version: PolicyVersion) -> WeightManifest:
+        return self.sender.begin(version, self.rank.weights_meta())
+
+    def send(self) -> None:
+        self.sender.send(self.rank.weights())
+
+    def commit_publish(self) -> None:
+        self.sender.commit()
+
+    def abort_publish(self) -> None:
+        self.sender.abort()
+
+    def perturb(self, seed: int, scale: float) -> None:
+        self.rank.perturb(seed, scale)
+
+    def restore(self) -> None:
+        self.rank.restore()
+
+    def save(self, folder: str) -> None:
+        self.rank.save(folder)
+
+    def load(self, folder: str) -> None:
+        self.rank.load(folder)
+
+    def reset(self) -> None:
+        self.rank.reset()
+
+    def stop(self) -> None:
+        if self.sender is not None:
+            self.sender.close()
+        if self.rank is not None:
+            self.rank.stop()
+
+    @ray.method(concurrency_group="control")
+    def ping(self) -> int:
+        return os.getpid()
+
+    @ray.method(concurrency_group="control")
+    def status(self) -> dict[str, Any]:
+        return self.rank.status() if self.rank is not None else {"phase": "starting"}

@@ -1,0 +1,146 @@
+"""A run in progress: the parts that the recipe named, and what can be done with them between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rewards.scorer import Scorer
+
+from rl.checkpoint.store import Checkpoint, CheckpointStore, write_state
+from rl.config.schema import Config
+from rl.data import TaskStream
+from rl.objectives.base import Objective
+from rl.orchestration.evaluate import eval_sampling, evaluate, train_sampling
+from rl.orchestration.phases import Phases
+from rl.orchestration.pool import RolloutPool
+from rl.orchestration.stopping import fired, total_steps
+from rl.orchestration.trainer_group import TrainerGroup
+from rl.planners.base import Planner, PlannerContext
+from rl.tracking.progress import Progress
+from rl.tracking.tracker import Tracker
+from rl.types import PolicyVersion, Task
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a run has done so far; saved with every checkpoint."""
+
+    step: int = 0
+    incarnation: int = 0
+    version: int = 0
+    tokens_generated: int = 0
+    tokens_trained: int = 0
+    seconds: float = 0.0
+    """Time spent in steps, over all restarts."""
+    last: dict[str, float] = field(default_factory=dict)
+    """Newest value of every metric, for stop rules and summaries."""
+    first: dict[str, float] = field(default_factory=dict)
+    """First value of every metric."""
+
+    def record(self, metrics: Mapping[str, float]) -> None:
+        self.last |= metrics
+        self.first = dict(metrics) | self.first
+
+
+@dataclass(slots=True)
+class Session:
+    """Everything that a run is made of, started and ready."""
+
+    config: Config
+    pool: RolloutPool
+    trainer: TrainerGroup
+    scorer: Scorer
+    planner: Planner
+    objective: Objective
+    tasks: TaskStream
+    eval_tasks: Mapping[str, Sequence[Task]]
+    eos: tuple[int, ...]
+    tracker: Tracker
+    progress: Progress
+    store: CheckpointStore
+    phases: Phases
+    counters: Counters
+
+    @property
+    def version(self) -> PolicyVersion:
+        return PolicyVersion(self.counters.incarnation, self.counters.version)
+
+    @property
+    def total_steps(self) -> int | None:
+        return total_steps(
+            self.config.stop, tasks_per_epoch=self.tasks.tasks_per_epoch, tasks_per_step=self.config.tasks_per_step
+        )
+
+    def planner_context(self) -> PlannerContext:
+        return PlannerContext(
+            step=self.counters.step,
+            version=self.version,
+            tasks=self.tasks,
+            tasks_per_step=self.config.tasks_per_step,
+            samples_per_task=self.config.samples_per_task,
+            sampling=train_sampling(self.config, self.eos),
+        )
+
+    def stop_reason(self) -> str | None:
+        """The stop rule that has fired, in words."""
+        counters = self.counters
+        return fired(
+            self.config.stop,
+            step=counters.step,
+            epoch=self.tasks.epoch,
+            hours=counters.seconds / 3600,
+            tokens=counters.tokens_trained,
+            metrics=counters.last,
+        )
+
+    async def publish(self) -> None:
+        """Gives every engine the trainer's weights under a new version."""
+        self.counters.version += 1
+        await self.trainer.publish(self.version, self.pool)
+
+    async def evaluate(self) -> dict[str, float]:
+        """Held-out metrics at the current weights; samples go to the run directory."""
+        if not self.eval_tasks:
+            return {}
+        with self.progress.phase("evaluating") as phase:
+            metrics, bundles = await evaluate(
+                self.eval_tasks,
+                self.pool,
+                self.scorer,
+                sampling=eval_sampling(self.config, self.eos),
+                samples=self.config.eval.samples_per_task,
+                label=str(self.counters.step),
+                on_done=phase.advance,
+            )
+        self.tracker.rollouts(self.counters.step, bundles, purpose="eval")
+        self.counters.record(metrics)
+        return metrics
+
+    async def save(self) -> Path:
+        """Writes a checkpoint: weights, optimizer, and all that the next step depends on."""
+        step = self.counters.step
+        with self.progress.phase("saving"), self.store.writing(step) as folder:
+            await self.trainer.save(folder / "trainer")
+            write_state(folder, self.state_dict())
+        return self.store.root / f"step-{step:06d}"
+
+    async def load(self, checkpoint: Checkpoint) -> None:
+        """Continues from a checkpoint: the trainer's ranks first, then the controller's own state."""
+        await self.trainer.load(checkpoint.path / "trainer")
+        state = checkpoint.state()
+        self.counters = Counters(**state["counters"])
+        self.counters.incarnation += 1
+        self.tasks.load_state_dict(state["tasks"])
+        self.planner.load_state_dict(state["planner"])
+        self.objective.load_state_dict(state["objective"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "counters": asdict(self.counters),
+            "tasks": self.tasks.state_dict(),
+            "planner": self.planner.state_dict(),
+            "objective": self.objective.state_dict(),
+        }

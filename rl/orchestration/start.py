@@ -1,0 +1,181 @@
+"""From a resolved config to a started `Session`, and back to nothing.
+
+Everything that starts something is undone in reverse order, however the run ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from rewards.scorer import Scorer
+
+from rl.checkpoint.store import Checkpoint, CheckpointStore
+from rl.config import Resolved
+from rl.config.plugins import load_object
+from rl.config.schema import Config
+from rl.data import open_eval, open_training
+from rl.data.tokens import eos_ids, load_tokenizer
+from rl.objectives import build
+from rl.orchestration.actors import ProcessSetup, RolloutActor, TrainerActor
+from rl.orchestration.cluster import ClusterError, cluster
+from rl.orchestration.phases import Phases
+from rl.orchestration.placement import Placement, plan_placement
+from rl.orchestration.pool import RolloutPool
+from rl.orchestration.probe import probe_weights
+from rl.orchestration.session import Counters, Session
+from rl.orchestration.trainer_group import TrainerGroup
+from rl.planners import PLANNERS
+from rl.tracking.progress import Progress
+from rl.tracking.run_directory import RunDirectory
+from rl.tracking.tracker import Tracker
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.asynccontextmanager
+async def open_session(
+    resolved: Resolved, directory: RunDirectory, progress: Progress, *, resume: Checkpoint | None = None
+) -> AsyncIterator[Session]:
+    """Starts everything that the config names, with current weights in every engine.
+
+    Raises:
+        ConfigError, ClusterError, DeadlineError, WorkerDied: with one message that says what to do.
+    """
+    config = resolved.config
+    async with contextlib.AsyncExitStack() as stack:
+        with progress.phase("reading data"):
+            tokenizer = load_tokenizer(config.model)
+            tasks = open_training(config, tokenizer)
+            held_out = open_eval(config, tokenizer)
+        scorer = Scorer(config.reward, base_dir=Path.cwd())
+        stack.callback(scorer.close)
+        if config.reward.check_gold:
+            with progress.phase("checking rewards on gold answers"):
+                await scorer.check_gold(tasks.peek(config.reward.check_gold), config.reward.gold_column)
+        with progress.phase("starting Ray"):
+            cpus = max(os.cpu_count() or 1, config.trainer.ranks + config.rollout.workers)
+            stack.enter_context(cluster(config.ray, logical_cpus=cpus, use_gpus=config.device != "cpu"))
+            gpus = _gpus(config)
+            placement = plan_placement(config, gpus=gpus)
+            group = await _reserve(placement, config.ray.start_timeout_s)
+            stack.callback(remove_placement_group, group)
+        trainer, pool = _actors(config, directory, placement, group, gpus)
+        stack.push_async_callback(trainer.stop)
+        stack.push_async_callback(pool.stop)
+        with progress.phase("starting trainer and engines"):
+            if placement.engine_gpus or not gpus:
+                await asyncio.gather(trainer.start(), pool.start())
+            else:  # engines are told which GPUs the ranks got
+                await trainer.start()
+                pool.devices = _shared_devices(config, await trainer.gpu_ids())
+                await pool.start()
+        session = Session(
+            config=config,
+            pool=pool,
+            trainer=trainer,
+            scorer=scorer,
+            planner=load_object(config.planner, PLANNERS)(**config.planner_options),
+            objective=build(config.algorithm, max_response_tokens=config.rollout.max_response_tokens),
+            tasks=tasks,
+            eval_tasks=held_out,
+            eos=eos_ids(config.model, tokenizer),
+            tracker=stack.enter_context(Tracker(directory, config)),
+            progress=progress,
+            store=CheckpointStore(directory.checkpoints, keep=config.checkpoint.keep),
+            phases=Phases(pool.sleep, pool.wake) if gpus and config.colocate else Phases(),
+            counters=Counters(),
+        )
+        if resume is not None:
+            with progress.phase(f"loading {resume.path.name}"):
+                await session.load(resume)
+        with progress.phase("sending weights"):
+            if config.sync.probe:
+                await probe_weights(session)
+            await session.publish()
+        yield session
+
+
+def _gpus(config: Config) -> int:
+    available = int(ray.cluster_resources().get("GPU", 0))
+    if config.device == "gpu" and not available:
+        raise ClusterError("device=gpu, but Ray sees no GPU; `hone doctor` shows what it sees")
+    return 0 if config.device == "cpu" else available
+
+
+async def _reserve(placement: Placement, seconds: float) -> Any:
+    group = placement_group(list(placement.bundles), strategy=placement.strategy)
+    ready, _ = await asyncio.to_thread(ray.wait, [group.ready()], timeout=seconds)
+    if not ready:
+        raise ClusterError(
+            f"the cluster has no room for {list(placement.bundles)} within {seconds:.0f} s; "
+            f"it has {ray.cluster_resources()}. Lower trainer.ranks or rollout.workers, or raise ray.num_cpus"
+        )
+    return group
+
+
+def _actors(
+    config: Config, directory: RunDirectory, placement: Placement, group: Any, gpus: int
+) -> tuple[TrainerGroup, RolloutPool]:
+    cores = os.cpu_count() or 1
+    logs = directory.path / "logs"
+    logs.mkdir(exist_ok=True)
+
+    def setup(name: str, threads: int | None, share: int, devices: tuple[str, ...] | None) -> ProcessSetup:
+        return ProcessSetup(
+            name=name,
+            cwd=os.getcwd(),
+            log_file=str(logs / f"{name}.log"),
+            threads=threads or max(1, cores // share),
+            devices=devices if gpus else (),
+        )
+
+    def place(bundle: int) -> PlacementGroupSchedulingStrategy:
+        return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+
+    def trainer(rank: int) -> Any:
+        options = dict(num_cpus=1, num_gpus=placement.trainer_gpus, scheduling_strategy=place(placement.trainer[rank]))
+        process = setup(f"trainer-{rank}", config.trainer.threads, config.trainer.ranks, None)
+        return TrainerActor.options(**options).remote(process, config, rank, config.trainer.ranks, directory.run_id)
+
+    def engine(index: int) -> Any:
+        shared = gpus and not placement.engine_gpus
+        options = dict(num_cpus=1, num_gpus=placement.engine_gpus, scheduling_strategy=place(placement.engines[index]))
+        process = setup(
+            f"rollout-{index}", config.rollout.threads, config.rollout.workers, pool.devices[index] if shared else None
+        )
+        return RolloutActor.options(**options).remote(process, config, index)
+
+    pool = RolloutPool(
+        engine,
+        workers=config.rollout.workers,
+        capacity=2 * config.rollout.max_sequences,
+        static=config.deterministic,
+        start_timeout=config.rollout.start_timeout_s,
+        request_timeout=config.rollout.timeout_s,
+        sync_timeout=config.sync.timeout_s,
+    )
+    ranks = TrainerGroup(
+        trainer,
+        ranks=config.trainer.ranks,
+        start_timeout=config.rollout.start_timeout_s,
+        timeout=config.trainer.timeout_s,
+        sync_timeout=config.sync.timeout_s,
+    )
+    return ranks, pool
+
+
+def _shared_devices(config: Config, ids: list[list[str]]) -> list[tuple[str, ...]]:
+    parallel = config.rollout.tensor_parallel
+    return [
+        tuple(device for rank in ids[w * parallel : (w + 1) * parallel] for device in rank)
+        for w in range(config.rollout.workers)
+    ]
