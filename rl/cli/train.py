@@ -1,0 +1,92 @@
+"""`hone train` and `hone resume`: the verbs that train."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rl.cli.report import reported
+
+if TYPE_CHECKING:
+    from rl.orchestration.run import Run
+
+Recipe = Annotated[str, typer.Argument(help="Recipe file, or the name of a shipped one: grpo/arithmetic_cpu.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change: `trainer.lr=1e-5 stop.steps=20`.")]
+
+STACK = ("torch", "ray", "vllm", "deepspeed")
+
+
+def train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run of the same name.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and start nothing.")] = False,
+) -> None:
+    """Train a model as a recipe says.
+
+    Example: hone train grpo/arithmetic_cpu stop.steps=5
+    """
+    if dry_run:
+        from rl.cli.preflight import preflight
+
+        preflight(recipe, overrides)
+        return
+    with reported():
+        from rl.config import load
+
+        resolved = load(recipe, overrides or ())
+        need_stack()
+        from rl.orchestration.run import Run
+
+        train_to_end(lambda: Run.from_resolved(resolved, overwrite=overwrite, quiet=False))
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="Run directory: runs/NAME.")],
+    overrides: Overrides = None,
+) -> None:
+    """Continue a run from its newest complete checkpoint.
+
+    Example: hone resume runs/arithmetic stop.steps=100
+    """
+    with reported():
+        need_stack()
+        from rl.orchestration.run import Run
+
+        train_to_end(lambda: Run.resume(run, *(overrides or ()), quiet=False))
+
+
+def train_to_end(make: Callable[[], Run]) -> None:
+    """Trains until a stop rule fires, and prints the summary; `reported` turns faults into messages."""
+    from rl.tracking.summary import summarise
+
+    with make() as run:
+        run.start()
+        already = run.session.stop_reason()
+        if already is not None:
+            typer.echo(f"Nothing to do: {already}. Raise the limit to go on, for example `hone resume "
+                       f"{run.directory.path} stop.steps={run.session.counters.step * 2}`.")
+            return
+        reason = run.train()
+        counters, directory = run.session.counters, run.directory
+    summarise(directory, reason=reason, counters=counters)
+
+
+def need_stack() -> None:
+    """Stops with advice where an extra is missing.
+
+    Raises:
+        ConfigError: a package of the training stack is not installed.
+    """
+    from rl.config.errors import ConfigError
+
+    missing = [name for name in STACK if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"training needs {', '.join(missing)}: install `hone-rl[cpu]` or `hone-rl[gpu]` (Linux), "
+            "or run `make train` in a checkout"
+        )
