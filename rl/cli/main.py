@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import typer
 
+from rl.cli.doctor import doctor
+from rl.cli.init import init
+
 app = typer.Typer(
     name="hone",
     help="RL post-training for language models. Start with `hone train grpo/arithmetic_cpu`.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+app.command()(doctor)
+app.command()(init)
