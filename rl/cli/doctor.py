@@ -19,6 +19,7 @@ import typer
 GREEN, YELLOW, RED = "green", "yellow", "red"
 PACKAGES = ("rl", "rewards", "envs", "recipes", "configs", "launch")
 """Import names that the wheel brings."""
+RAY_LOGS_BYTES = 500_000_000
 RAY_PROBE = """
 from rl.config.schema import RayConfig
 from rl.orchestration.cluster import cluster
@@ -229,14 +230,20 @@ def leftover_rows(shm: Path = Path("/dev/shm"), ray_root: Path = Path("/tmp/ray"
         yield Row("leftovers", GREEN, "Ray is running here; not looked for")
         return
     uid = os.getuid() if hasattr(os, "getuid") else None
-    found = [p for p in (*shm.glob("hone-*"), *ray_root.glob("session_2*")) if uid is None or p.lstat().st_uid == uid]
+    places = {
+        pattern: [p for p in folder.glob(pattern) if uid is None or p.lstat().st_uid == uid]
+        for folder, pattern in ((shm, "hone-*"), (ray_root, "session_2*"))
+    }
+    logs = sum(f.lstat().st_size for p in places["session_2*"] for f in p.rglob("*") if not f.is_symlink())
+    if logs < RAY_LOGS_BYTES:  # every Ray leaves a few files of logs: worth a word only when they add up
+        places["session_2*"] = []
+    found = [p for group in places.values() for p in group]
     if not found:
         yield Row("leftovers", GREEN, "none")
         return
     names = " ".join(map(str, sorted(found)[:5])) + (" ..." if len(found) > 5 else "")
-    patterns = [f"{folder}/{pattern}" for folder, pattern in ((shm, "hone-*"), (ray_root, "session_2*"))]
-    used = [p for p, root in zip(patterns, (shm, ray_root), strict=True) if any(f.parent == root for f in found)]
-    yield Row("leftovers", YELLOW, f"{len(found)} of ended runs: {names}", f"rm -r {' '.join(used)}")
+    globs = sorted({f"{p.parent}/{pattern}" for pattern, group in places.items() for p in group})
+    yield Row("leftovers", YELLOW, f"{len(found)} of ended runs: {names}", f"rm -r {' '.join(globs)}")
 
 
 def telemetry_row() -> Row:

@@ -117,7 +117,8 @@ class RunDirectory:
 
     def trim_metrics(self, step: int) -> int:
         """Moves lines past ``step``, and a torn last line, to ``metrics.abandoned.jsonl``; returns how many."""
-        kept, moved = [], []
+        kept: list[str] = []
+        moved: list[str] = []
         for text in self._lines():
             row = _parse(text)
             (kept if row is not None and row["step"] <= step else moved).append(text)

@@ -6,11 +6,10 @@ of the run directory itself (a full disk) does end it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rl.config import Config
@@ -86,14 +85,9 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         self.close(failed=kind is not None)
 
-    def _guarded(self, name: str, call: Callable[[], None]) -> None:
-        with self._counted(name):
-            call()
-
-    @contextlib.contextmanager
-    def _counted(self, name: str) -> Iterator[None]:
+    def _guarded(self, name: str, call: Callable[[], object]) -> None:
         try:
-            yield
+            call()
         except Exception as error:
             self.failures[name] = self.failures.get(name, 0) + 1
             if self.failures[name] == 1:

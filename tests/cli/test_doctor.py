@@ -46,9 +46,14 @@ def test_leftovers(tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, "process_iter", lambda attrs: [])
     shm, ray = tmp_path / "shm", tmp_path / "ray"
     assert [r.found for r in d.leftover_rows(shm, ray)] == ["none"]
+    (ray / "session_2026").mkdir(parents=True)
+    assert [r.found for r in d.leftover_rows(shm, ray)] == ["none"]
     (shm / "hone-old").mkdir(parents=True)
     row = next(iter(d.leftover_rows(shm, ray)))
     assert row.status == d.YELLOW and row.fix == f"rm -r {shm}/hone-*"
+    monkeypatch.setattr(d, "RAY_LOGS_BYTES", 5)
+    (ray / "session_2026" / "log").write_text("123456")
+    assert next(iter(d.leftover_rows(shm, ray))).fix == f"rm -r {ray}/session_2* {shm}/hone-*"
 
 
 def test_missing_compiler_is_red(monkeypatch, tmp_path):
