@@ -255,9 +255,8 @@ def _coerce(value: Any, schema: Mapping[str, Any], where: str) -> Any:
     if value is None and schema.get("nullable"):
         return None
     if kind == "integer":
-        if (isinstance(value, float) and value.is_integer()) or (
-            isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value)
-        ):
+        spelled = isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value)
+        if spelled or (isinstance(value, float) and value.is_integer()):
             value = int(value)
     elif kind == "number" and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)

@@ -1,0 +1,1 @@
+"""RepoNavigator: find the functions an issue is about with one tool, jump to definition."""

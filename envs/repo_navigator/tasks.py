@@ -1,0 +1,231 @@
+"""Task builders: benchmark rows, and bugs planted in any Python project. Writes JSONL for a data source.
+
+python -m envs.repo_navigator.tasks planted bundled:ledger out.jsonl --count 20
+python -m envs.repo_navigator.tasks planted sdist:requests-2.32.3.tar.gz out.jsonl --count 50
+python -m envs.repo_navigator.tasks swe SWE-bench.jsonl out.jsonl --clones folder/of/clones
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from envs.repo_navigator.backend import CachedBackend, DefinitionBackend, JediBackend
+from envs.repo_navigator.ceiling import ceiling
+from envs.repo_navigator.entry import choose_entry
+from envs.repo_navigator.gold import (
+    FilePatch,
+    gold_locations,
+    is_source_path,
+    overlay_of,
+    parse_patch,
+    reversed_patch,
+)
+from envs.repo_navigator.mutate import Mutation, pick
+from envs.repo_navigator.repositories import open_snapshot
+from envs.repo_navigator.snapshot import MAX_FILE_BYTES, Snapshot, SnapshotStore
+from envs.repo_navigator.source import read_source
+
+Row = dict[str, Any]
+app = typer.Typer(help="Make RepoNavigator tasks.", no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def swe_rows(
+    rows: Iterable[Mapping[str, Any]], clones: Path, store: SnapshotStore, *, planted: bool | None = None
+) -> Iterator[tuple[Row | None, str]]:
+    """Tasks from SWE-bench, SWE-Gym and SWE-smith rows: (task, "") or (None, why it is dropped).
+
+    Args:
+        clones: folder with local git clones named `owner__name`.
+        planted: whether `patch` plants the bug (SWE-smith) instead of fixing it; told from the row's
+            repository when not given. The code shown is then the post-image, built here from the
+            clean commit: the benchmark's own branches may have lost tests in a later commit.
+    """
+    for raw in rows:
+        issue = str(raw.get("problem_statement") or "").strip()
+        if not issue:
+            yield None, "empty problem statement"
+            continue
+        repo = str(raw["repo"])
+        plants = repo.startswith("swesmith/") if planted is None else planted
+        name = repo.split("/", 1)[-1] if plants else repo.replace("/", "__")
+        clone = clones / name
+        commit = str(raw.get("base_commit") or ("main" if plants else ""))
+        if not clone.is_dir() or not commit:
+            yield None, f"no clone {clone.name}"
+            continue
+        yield _swe_row(raw, issue, clone, commit, store, plants)
+
+
+def _swe_row(
+    raw: Mapping[str, Any], issue: str, clone: Path, commit: str, store: SnapshotStore, plants: bool
+) -> tuple[Row | None, str]:
+    spec = f"git:{clone.resolve()}@{commit}"
+    try:
+        files = parse_patch(str(raw["patch"]))
+        snapshot = store.from_git(clone, commit)
+        overlay: Mapping[str, str] = overlay_of(files, _reader(snapshot)) if plants else {}
+        if plants:
+            snapshot = store.from_git(clone, commit, overlay=overlay)
+            files = reversed_patch(files)
+    except ValueError as error:
+        return None, str(error)
+    return _row(str(raw["instance_id"]), issue, spec, overlay, snapshot, files)
+
+
+def _row(
+    task_id: str, issue: str, spec: str, overlay: Mapping[str, str], snapshot: Snapshot, files: list[FilePatch]
+) -> tuple[Row | None, str]:
+    gold = gold_locations(files, _reader(snapshot))
+    if not gold:
+        return None, "no gold location in the code"
+    return _task(task_id, issue, spec, overlay, snapshot, gold), ""
+
+
+def _task(
+    task_id: str, issue: str, spec: str, overlay: Mapping[str, str], snapshot: Snapshot, gold: Iterable[str]
+) -> Row:
+    locations = sorted(gold)
+    return {
+        "task_id": task_id,
+        "prompt": issue,
+        "issue": issue,
+        "repository": spec,
+        "overlay": dict(overlay),
+        "snapshot_id": snapshot.snapshot_id,
+        "gold": locations,
+        "gold_files": sorted({g.partition("::")[0] for g in locations}),
+    }
+
+
+def _reader(snapshot: Snapshot) -> Any:
+    def read(path: str) -> str | None:
+        file = snapshot.root / path
+        return read_source(file).text if file.is_file() else None
+
+    return read
+
+
+def planted_rows(spec: str, store: SnapshotStore, *, count: int, seed: int = 0) -> list[Row]:
+    """Tasks with one small bug each, planted in functions of a project's own code.
+
+    The issue tells what goes wrong and where a user would notice it (a function that uses the broken
+    one, when there is one), never the name or file of the broken function.
+    """
+    clean = open_snapshot({"repository": spec}, store)
+    rng = random.Random(seed)
+    paths = [p for p in clean.files if is_source_path(p) and (clean.root / p).stat().st_size < MAX_FILE_BYTES // 4]
+    rows: dict[str, Row] = {}
+    for _ in range(count * 10):
+        if len(rows) == count or not paths:
+            break
+        path = rng.choice(paths)
+        mutation = pick(read_source(clean.root / path), rng)
+        if mutation is None:
+            paths.remove(path)
+            continue
+        overlay = {path: mutation.text}
+        buggy = open_snapshot({"repository": spec, "overlay": overlay}, store)
+        gold = f"{path}::{mutation.definition.qualname}"
+        task_id = f"{spec.rpartition('/')[2]}-{buggy.snapshot_id[:12]}"
+        rows[task_id] = _task(task_id, _issue(mutation, path, clean, rng), spec, overlay, buggy, [gold])
+    return list(rows.values())
+
+
+def _issue(mutation: Mutation, path: str, snapshot: Snapshot, rng: random.Random) -> str:
+    name = mutation.definition.qualname.rpartition(".")[2]
+    users = []
+    for other in snapshot.files:
+        if other == path or not is_source_path(other):
+            continue
+        source = read_source(snapshot.root / other)
+        for use in source.occurrences(name):
+            owner = source.innermost(use.line)
+            if owner is not None and owner.kind == "function" and owner.qualname.rpartition(".")[2] != name:
+                users.append((other, owner.qualname))
+    if users:
+        where, user = rng.choice(sorted(set(users)))
+        place = f"I noticed it when using `{user}` of {where}."
+    else:
+        place = "I noticed it in everyday use; I do not know which part is to blame."
+    return f"Wrong behaviour since the last change: {mutation.symptom}.\n\n{place}"
+
+
+async def with_ceilings(rows: list[Row], store: SnapshotStore, backend: DefinitionBackend) -> list[Row]:
+    """Adds `ceiling` to each task and drops those of which nothing can be reached."""
+    kept = []
+    for row in rows:
+        snapshot = open_snapshot(row, store)
+        try:
+            entry = choose_entry("auto", row["issue"], snapshot, row["gold_files"])
+        except ValueError:  # every file that could be shown is part of the answer
+            continue
+        limit = await ceiling(snapshot, entry.path, row["gold"], backend)
+        if limit.reachable_unlimited > 0:
+            kept.append({**row, "ceiling": {**dataclasses.asdict(limit), "entry": entry.path, "policy": entry.policy}})
+    return kept
+
+
+def write_rows(rows: Iterable[Row], out: Path) -> None:
+    """Writes JSON lines, one task each."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text("".join(json.dumps(r, sort_keys=True) + "\n" for r in rows), encoding="utf-8")
+
+
+def _finish(rows: list[Row], out: Path, store: SnapshotStore) -> None:
+    backend = CachedBackend(JediBackend(2))
+    try:
+        kept = asyncio.run(with_ceilings(rows, store, backend))
+    finally:
+        backend.close()
+    write_rows(kept, out)
+    mean = sum(r["ceiling"]["best_dice"] for r in kept) / max(len(kept), 1)
+    typer.echo(f"{len(kept)} tasks in {out}; {len(rows) - len(kept)} dropped as unreachable; best Dice {mean:.3f}")
+
+
+@app.command()
+def planted(
+    repository: Annotated[str, typer.Argument(help="bundled:NAME, folder:PATH, git:PATH@COMMIT or sdist:FILE.")],
+    out: Path,
+    count: int = 20,
+    seed: int = 0,
+) -> None:
+    """Plant bugs in a project."""
+    store = SnapshotStore()
+    _finish(planted_rows(repository, store, count=count, seed=seed), out, store)
+
+
+@app.command()
+def swe(
+    rows: Annotated[str, typer.Argument(help="JSONL or Parquet file, or a hub id.")],
+    out: Path,
+    clones: Annotated[Path, typer.Option(help="Folder with git clones named owner__name.")],
+    split: str = "test",
+) -> None:
+    """Convert SWE-bench, SWE-Gym or SWE-smith rows."""
+    from rl.config.schema import SourceConfig
+    from rl.data.sources import read_rows
+
+    store = SnapshotStore()
+    made: list[Row] = []
+    dropped: Counter[str] = Counter()
+    for row, why in swe_rows(read_rows(SourceConfig(path=rows, split=split)), clones, store):
+        if row is None:
+            dropped[why] += 1
+        else:
+            made.append(row)
+    for why, number in dropped.most_common():
+        typer.echo(f"dropped {number}: {why}")
+    _finish(made, out, store)
+
+
+if __name__ == "__main__":
+    app()
