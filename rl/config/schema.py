@@ -201,7 +201,47 @@ class AlgorithmConfig:
     )
     constant_length: int | None = doc(None, "Divisor of `constant_length`; max_response_tokens when not given.")
     kl_coef: float = doc(0.0, "Weight of the KL term; 0 needs no reference model.")
-    kl_estimator: str = doc("k3", "Estimator of the KL term.", ("k1", "k2", "k3"))
+    kl_estimator: str = doc(
+        "k3",
+        "Estimator of the KL term; docs/algorithms.md says what each one's gradient optimises. The last two sum "
+        "over the whole vocabulary: KL(policy || reference) and KL(reference || policy).",
+        ("k1", "k2", "k3", "full_reverse", "full_forward"),
+    )
+    kl_in: str = doc("loss", "Where the KL term goes; `reward` needs k1.", ("loss", "reward"))
+    guide: str | None = doc(None, "SAGE: the guide that reshapes the reference of the KL term.")
+    guide_options: dict[str, Any] = doc({}, "Keyword arguments of the guide, for example `{ratio: 0.3, tau: 1.2}`.")
+    token_advantage: str = doc(
+        "broadcast", "From a trajectory's advantage to its tokens: `broadcast`, `gae`, `returns`, `distill`."
+    )
+    token_advantage_options: dict[str, Any] = doc(
+        {}, "Keyword arguments of it, for example `{gamma: 1.0, lam: 0.95}` for `gae`."
+    )
+    value_coef: float = doc(0.5, "Weight of the value loss, where `token_advantage` learns values.")
+    value_clip: float | None = doc(None, "Keep new values within this of the old ones in the value loss.")
+    critic_warmup_steps: int = doc(0, "First steps that train the value head alone.")
+    correction: str = doc(
+        "none",
+        "Correction of the gap between rollout and trainer: `tis` truncates the weight, `mis` masks what is outside.",
+        ("none", "tis_token", "tis_sequence", "mis_token", "mis_sequence"),
+    )
+    correction_options: dict[str, Any] = doc({}, "Bounds of the correction: `{cap: 2.0}` or `{low: 0.5, high: 2.0}`.")
+    entropy_coef: float = doc(0.0, "Weight of the entropy bonus; where it starts when `entropy_target` is set.")
+    entropy_target: float | None = doc(
+        None, "Adaptive bonus: its weight rises while the entropy (nats) is below this, and it acts only then."
+    )
+    entropy_step: float = doc(0.005, "Change of the adaptive weight in a step.")
+    top_entropy_share: float = doc(
+        1.0, "Policy loss only on this share of the batch's tokens, those of highest entropy."
+    )
+    overlong_buffer: int = doc(
+        0, "Soft overlong penalty: tokens before the response budget over which it falls from 0 to -overlong_factor."
+    )
+    overlong_factor: float = doc(1.0, "Size of the soft overlong penalty.")
+    zero_advantage: str = doc(
+        "keep",
+        "Trajectories without a signal: kept in the denominators, left out when their whole group has none, or left out.",
+        ("keep", "drop_groups", "drop"),
+    )
     mask_truncated: bool = doc(False, "Leave trajectories that overran their budget out of numerator and denominator.")
 
 

@@ -19,7 +19,7 @@ Signal = Literal["old_logprobs", "ref_logprobs", "entropy", "values", "teacher_l
 """What a pre-pass can compute once a step, before the first update."""
 
 Reduce = Callable[[Tensor], Tensor]
-"""Sum of a tensor over all micro-batches of the step and all ranks."""
+"""Sum of a tensor over all ranks. Collective: every rank calls it equally often, in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,21 @@ class TrajectoryWeight:
     """Multiplies the token losses; denominators do not see it."""
     drop: str | None = None
     """Reason to leave the trajectory out of numerator and denominator."""
+    features: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers for the rank side, the same names for every trajectory; see `TokenBatch.features`."""
 
 
 @dataclass(slots=True)
 class TokenBatch:
-    """One packed micro-batch. ``None``: the objective did not ask for the signal."""
+    """Packed rows: one micro-batch in `Objective.token_loss`, all rows of the rank in `token_advantages`.
+
+    ``None``: the objective did not ask for the signal. In ``token_loss`` ``old_logprobs`` and ``entropy``
+    are always there; naming them as a signal makes them known to ``token_advantages`` too.
+    """
 
     logprobs: Tensor
-    """``[T]`` of the policy being trained; carries the gradient."""
+    """``[T]`` of the policy being trained; carries the gradient. In ``token_advantages`` the old ones
+    where they were asked for, else those of the rollout."""
     mask: Tensor
     """``[T]`` float, 1 on trained tokens."""
     advantages: Tensor
@@ -59,14 +66,20 @@ class TokenBatch:
     """``[T]`` under the weights before the step's first update, frozen."""
     ref_logprobs: Tensor | None = None
     entropy: Tensor | None = None
-    """``[T]`` of the whole vocabulary, detached."""
+    """``[T]`` of the whole vocabulary under the same weights as ``logprobs``, detached."""
     values: Tensor | None = None
-    """``[T]`` of the value head; carries the gradient during an update."""
+    """``[T]`` of the value head: what it expects before token ``t``; carries the gradient during an update."""
     teacher_logprobs: Tensor | None = None
     vocab: Mapping[str, Tensor] = field(default_factory=dict)
     """``[T]`` results of the objective's vocabulary terms, by name; carry the gradient."""
-    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    extra: dict[str, Tensor] = field(default_factory=dict)
     """``[T]`` tensors that the objective's own ``token_advantages`` stored for the loss."""
+    group_ids: Tensor | None = None
+    """``[S]`` int64, index of the group within the step."""
+    groups: int = 0
+    """Groups of the step, over all ranks."""
+    features: Mapping[str, Tensor] = field(default_factory=dict)
+    """``[S]`` numbers that the verdicts of `Objective.weights` carried, by name."""
 
 
 @dataclass(slots=True)
@@ -79,6 +92,8 @@ class TokenLoss:
     """Name -> (sum, count) over this micro-batch: reduced apart, so means are exact."""
     maxima: dict[str, Tensor] = field(default_factory=dict)
     """Name -> largest value in this micro-batch."""
+    minima: dict[str, Tensor] = field(default_factory=dict)
+    """Name -> smallest value in this micro-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +125,12 @@ class Objective(Protocol):
         ...
 
     def token_advantages(self, batch: TokenBatch, reduce: Reduce) -> Tensor:
-        """Rank side, once a step after the signal pre-pass: ``[T]``, detached."""
+        """Rank side, once a step after the signal pre-pass: ``[T]``, detached.
+
+        ``batch`` holds all rows of this rank's step, so that what is normalised over the batch sees
+        all of it (`rl.objectives.joined` makes and splits it); tensors put into ``batch.extra`` reach
+        the loss.
+        """
         ...
 
     def token_loss(self, batch: TokenBatch) -> TokenLoss:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rl.types import Segment
@@ -26,6 +27,8 @@ class TrainRow:
     """Trained tokens of the whole group."""
     group_sequences: int = 1
     """Trajectories of the group that are trained."""
+    features: Mapping[str, float] = field(default_factory=dict)
+    """What the objective's verdict carried for the rank side."""
 
 
 @dataclass(slots=True)
@@ -55,6 +58,8 @@ class StepBatch:
     rows: list[TrainRow]
     updates: list[UpdatePlan]
     kinds: tuple[str, ...] = ("solution",)
+    groups: int = 0
+    """Groups of the step, over all ranks; `TrainRow.group_id` is below it."""
     total_updates: int | None = None
     """Updates of the whole run, for the schedule; ``None`` when the end is not known."""
     restart_schedule: bool = False
