@@ -58,7 +58,9 @@ def answers(jedi: Any, environment: Any, project: Any, question: dict[str, Any])
             if script is None:
                 script = jedi.Script(question["text"], path=question["path"], project=project, environment=environment)
             found = script.goto(line, column, follow_imports=True, follow_builtin_imports=True)
-            yield {"targets": [describe(name, question["root"]) for name in found]}
+            targets = [describe(name, question["root"]) for name in found]
+            # jedi collects names in sets: their order differs from one process to the next
+            yield {"targets": sorted(targets, key=lambda t: (not t["path"], t["path"], t["line"], t["full_name"]))}
         except MemoryError:
             raise
         except Exception as error:  # jedi raises KeyError, RecursionError and others on odd code

@@ -14,6 +14,7 @@ from envs.repo_navigator.source import Definition, Occurrence, Source, load_sour
 
 MAX_SITES = 16
 """Uses of a name that are resolved when no index picks one."""
+MAX_NAME = 200
 CLASS_LINES = 80
 """A longer class is shown as its outline."""
 
@@ -111,7 +112,7 @@ class JumpTool:
         except BadPath as error:
             return JumpResult(Status.BAD_PATH, f"Error: {error}.")
         prefix, _, name = symbol.strip().rpartition(".")
-        if not name.isidentifier():
+        if not name.isidentifier() or len(name) > MAX_NAME:
             return JumpResult(Status.BAD_ARGUMENTS, f"Error: {symbol[:80]!r} is not a Python name.")
         sites = source.occurrences(name)
         if not sites:
@@ -130,8 +131,11 @@ class JumpTool:
         found = self._places(path, source, asked, answers)
         if len(found) == 1 or (found and self.ambiguity == "first"):
             place = next(iter(found))
-            note = f" (use 1 of {len(found)} different ones)" if len(found) > 1 else ""
-            return JumpResult(Status.OK, self._show(place, note, count_tokens, budget), (place,))
+            note = f" (1 of {len(found)} definitions)" if len(found) > 1 else ""
+            return JumpResult(Status.OK, cut(self._show(place, note), count_tokens, budget), (place,))
+        if found and len(asked) == 1:  # one use, several definitions: branches, or a name bound twice
+            shown = "\n\n".join(self._show(place, "") for place in found)
+            return JumpResult(Status.OK, cut(shown, count_tokens, budget), tuple(found))
         if found:
             return self._several(name, path, source, found, count_tokens, budget)
         return _nothing(name, path, answers)
@@ -171,7 +175,7 @@ class JumpTool:
             return None  # an import that leads nowhere is not a definition
         return Place(path, "<statement>", start, end)
 
-    def _show(self, place: Place, note: str, count_tokens: CountTokens, budget: int) -> str:
+    def _show(self, place: Place, note: str) -> str:
         source = read_source(self.snapshot.root / place.path)
         definition = self._definition(source, place)
         long_class = definition is not None and definition.kind == "class" and place.end - place.start >= CLASS_LINES
@@ -181,7 +185,7 @@ class JumpTool:
             code = source.code(place.start, place.end)
         name = f"::{place.qualname}" if place.qualname and place.qualname != "<statement>" else ""
         head = f"{place.path}{name}, lines {place.start}-{place.end}{note}\n"
-        return cut(head + code, count_tokens, budget)
+        return head + code
 
     def _definition(self, source: Source, place: Place) -> Definition | None:
         return next((d for d in source.definitions if (d.start, d.qualname) == (place.start, place.qualname)), None)

@@ -67,7 +67,8 @@ FILES = {
     "src/shop/util.py": "__all__ = ['total', 'size']\nimport functools\n\n@functools.lru_cache(\n    maxsize=3,\n)\n"
     "def total(items):\n    def inner():\n        return 1\n    return sum(items) + inner()\n\nsize = 3\n",
     "src/shop/typed.py": "from typing import TYPE_CHECKING, overload\nif TYPE_CHECKING:\n"
-    "    from shop.cart import Cart\n@overload\ndef parse(x: int) -> int: ...\n@overload\ndef parse(x: str) -> str: ...\n"
+    "    from shop.cart import Cart\n@overload\ndef parse(x: int) -> int: ...\n"
+    "@overload\ndef parse(x: str) -> str: ...\n"
     "def parse(x):\n    return x\n\n"
     "def takes(cart: 'Cart'):\n    return cart.add(1)\n",
     "src/shop/stubbed.py": "def real(a):\n    return a\n",
