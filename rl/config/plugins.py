@@ -74,6 +74,7 @@ def load_file(path: Path) -> ModuleType:
 def user_files(config: Config) -> list[Path]:
     """Python files of the user's own that a config names."""
     specs = [config.algorithm.objective, config.algorithm.advantage, config.algorithm.policy_loss]
+    specs += [config.algorithm.token_advantage, config.algorithm.guide or ""]
     specs += [config.environment, config.planner, *(f.fn for f in config.reward.functions.values())]
     return sorted({Path(s.rpartition(":")[0]).expanduser().resolve() for s in specs if is_file_spec(s)})
 

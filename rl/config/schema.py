@@ -239,7 +239,7 @@ class AlgorithmConfig:
     overlong_factor: float = doc(1.0, "Size of the soft overlong penalty.")
     zero_advantage: str = doc(
         "keep",
-        "Trajectories without a signal: kept in the denominators, left out when their whole group has none, or left out.",
+        "Trajectories of advantage 0: counted, left out where their whole group has none, or left out.",
         ("keep", "drop_groups", "drop"),
     )
     mask_truncated: bool = doc(False, "Leave trajectories that overran their budget out of numerator and denominator.")

@@ -40,27 +40,27 @@ def assemble(
 ) -> tuple[list[StepBatch], dict[str, float]]:
     """The batch of every rank, and metrics of what went into it.
 
-    The result depends on the bundles and their order alone. Trajectories are split into updates of
-    near-equal numbers, group after group. All segments of a trajectory stay on one rank and in one
-    update. Trajectories that cannot contribute a gradient are left out of the rows, not of the counts.
+    The result does not depend on the order of bundles and trajectories: they are sorted first.
+    Trajectories are split into updates of near-equal numbers, group after group. All segments of a
+    trajectory stay on one rank and in one update. Trajectories that cannot contribute a gradient are
+    left out of the rows, not of the counts.
 
     Args:
         updates, epochs: override ``updates_per_step`` and ``epochs_per_step``.
 
     Returns:
         One batch a rank, each with equally many micro-batches in each update (spare ones are empty).
+
+    Raises:
+        ValueError: a group lacks trajectories, a row does not fit a micro-batch, or the objective gave a
+            number that is not finite.
     """
+    bundles = sorted(bundles, key=lambda bundle: bundle.bundle_id)
     members, kinds, dropped = _members(bundles, objective)
+    groups = sum(len(bundle.groups) for bundle in bundles)
     parts = min(updates or config.updates_per_step, max(1, len(members)))
-    batches = [
-        StepBatch(step, [], [], kinds, total_updates=total_updates, restart_schedule=restart_schedule)
-        for _ in range(ranks)
-    ]
-    group_tokens: Counter[int] = Counter()
-    group_sizes: Counter[int] = Counter()
-    for member in members:
-        group_tokens[member.group] += member.trajectory.response_tokens
-        group_sizes[member.group] += 1
+    batches = [StepBatch(step, [], [], kinds, groups, total_updates, restart_schedule) for _ in range(ranks)]
+    group_sizes = Counter(member.group for member in members)
     for part in range(parts):
         chunk = members[part * len(members) // parts : (part + 1) * len(members) // parts]
         counts = Counts(
@@ -105,9 +105,14 @@ def _members(bundles: Sequence[Bundle], objective: Objective) -> tuple[list[_Mem
     dropped: Counter[str] = Counter()
     group_index = 0
     for bundle in bundles:
-        for group in bundle.groups.values():
+        for group in sorted(bundle.groups.values(), key=lambda group: group.kind):
+            if len(group.trajectories) + group.dropped != group.requested:
+                raise ValueError(
+                    f"group {group.bundle_id}/{group.kind} has {len(group.trajectories)} trajectories and "
+                    f"{group.dropped} drops, but {group.requested} were requested"
+                )
             kind = kinds.setdefault(group.kind, len(kinds))
-            for t in group.trajectories:
+            for t in sorted(group.trajectories, key=lambda t: t.sample_index):
                 verdict = verdicts[t.bundle_id, t.kind, t.sample_index]
                 if verdict.drop is not None:
                     dropped[verdict.drop] += 1
@@ -132,6 +137,7 @@ def _rows(member: _Member, group_tokens: Counter[int], group_sizes: Counter[int]
             trajectory_tokens=t.response_tokens,
             group_tokens=group_tokens[member.group],
             group_sequences=group_sizes[member.group],
+            features=member.verdict.features,
         )
         for segment in t.segments
         if segment.trained_tokens
