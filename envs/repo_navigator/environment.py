@@ -18,8 +18,9 @@ from envs.repo_navigator.backend import CachedBackend, DefinitionBackend, JediBa
 from envs.repo_navigator.entry import POLICIES, Entry, choose_entry
 from envs.repo_navigator.jump import JumpResult, JumpTool, Place, Status, cut
 from envs.repo_navigator.prompt import FORCED, JUMP_SCHEMA, ONE_CALL, REMINDER, build_prompt
-from envs.repo_navigator.repositories import open_snapshot
+from envs.repo_navigator.repositories import bundled_names, open_snapshot
 from envs.repo_navigator.snapshot import Snapshot, SnapshotStore
+from envs.repo_navigator.tasks import planted_rows
 from envs.tools import Tool, ToolArgumentError
 from rl.types import Message, Task
 
@@ -90,6 +91,12 @@ class RepoNavigator:
         """Definitions that calls have shown, in order."""
         self._statuses: Counter[Status] = Counter()
         self._reminders = 0
+
+    @staticmethod
+    def example_tasks() -> list[Task]:
+        """Planted bugs in the bundled repositories."""
+        rows = [r for name in bundled_names() for r in planted_rows(f"bundled:{name}", SnapshotStore(), count=4)]
+        return [Task(r["task_id"], ({"role": "user", "content": r["prompt"]},), r) for r in rows]
 
     async def reset(self, task: Task, *, seed: int, limits: Limits) -> Observation:
         gold = task.columns.get("gold")

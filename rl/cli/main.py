@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import typer
 
+from rl.cli.check import app as check_app
 from rl.cli.doctor import doctor
 from rl.cli.init import init
+from rl.cli.play import play
 
 app = typer.Typer(
     name="hone",
@@ -16,3 +18,5 @@ app = typer.Typer(
 
 app.command()(doctor)
 app.command()(init)
+app.command()(play)
+app.add_typer(check_app, name="check")

@@ -1,0 +1,157 @@
+"""`hone play`: an episode by a person or by any OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rl.cli.check_env import Name, Options, Tasks, open_environment
+from rl.cli.report import reported
+
+if TYPE_CHECKING:
+    from envs.base import Action
+    from envs.episode import Policy
+
+
+def play(
+    environment: Name,
+    options: Options = None,
+    tasks: Tasks = None,
+    number: Annotated[int, typer.Option("-n", help="Tasks that are played.")] = 1,
+    endpoint: Annotated[
+        str | None, typer.Option(help="Base URL of a chat completions API; you play when not given.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="Name of the endpoint's model.")] = "policy",
+    key_env: Annotated[str, typer.Option(help="Environment variable with the endpoint's key.")] = "OPENAI_API_KEY",
+    temperature: Annotated[float, typer.Option(help="Sampling temperature of the endpoint.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(help="Response budget of one turn, in tokens.")] = 1024,
+    concurrency: Annotated[int, typer.Option(help="Episodes at once with an endpoint.")] = 8,
+    trace: Annotated[Path | None, typer.Option(help="Append the episodes to this JSONL file.")] = None,
+    replay: Annotated[Path | None, typer.Option(help="Play the actions of these traces again and compare.")] = None,
+) -> None:
+    """Play an environment in the terminal, with a model, or from traces.
+
+    Examples:
+        hone play repo_navigator
+        hone play repo_navigator --tasks tasks.jsonl -n 50 --endpoint http://localhost:8000/v1 --model qwen
+    """
+    import asyncio
+
+    from envs.episode import play_all, read_traces
+    from envs.episode import replay as replay_trace
+
+    with reported():
+        make, found = open_environment(environment, options, tasks, number if replay is None else 10**9)
+        if replay is not None:
+            by_id = {t.task_id: t for t in found}
+            wrong = 0
+            for old in read_traces(replay):
+                for difference in asyncio.run(replay_trace(make(), by_id[old.task_id], old)):
+                    wrong += 1
+                    typer.echo(f"{old.task_id}: {difference}")
+            typer.echo("every observation is the same" if not wrong else f"{wrong} differences")
+            raise typer.Exit(1 if wrong else 0)
+
+        def policy() -> Policy:
+            if endpoint is None:
+                return person
+            return endpoint_policy(endpoint, model, os.environ.get(key_env, ""), temperature, max_tokens)
+
+        timeout = 600.0 if endpoint else 24 * 3600.0
+        traces = asyncio.run(
+            play_all(make, found, policy, concurrency=concurrency if endpoint else 1, timeout_s=timeout)
+        )
+        if trace is not None:
+            for made in traces:
+                made.append_to(trace)
+        summarise(traces)
+
+
+def summarise(traces: Sequence[Any]) -> None:
+    """Prints how the episodes ended and the mean of every reward and metric."""
+    from collections import Counter
+
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "mean", box=None)
+    names = sorted({n for t in traces for n in (*t.rewards, *t.info)})
+    for name in names:
+        values = [t.rewards.get(name, t.info.get(name, 0.0)) for t in traces]
+        table.add_row(name, f"{sum(values) / len(values):.4f}")
+    console = Console()
+    console.print(table)
+    console.print(", ".join(f"{n} {finish}" for finish, n in Counter(t.finish for t in traces).most_common()))
+    for t in traces:
+        if t.error:
+            console.print(f"{t.task_id}: {t.error}", style="red", markup=False)
+
+
+async def person(messages: Sequence[Any], tools: Sequence[Any]) -> Action:
+    """Shows what was said since the last turn and reads one; an empty line ends it."""
+    from envs.base import Action
+    from envs.parsing import parse_tool_calls
+    from envs.tools import in_thread
+
+    last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=-1)
+    for message in messages[last + 1 :]:
+        typer.secho(f"[{message['role']}]", fg="cyan")
+        typer.echo(message["content"])
+    names = ", ".join(t["function"]["name"] for t in tools)
+    hint = f' (tools: {names}; call one with {{"name": ..., "arguments": {{...}}}})' if names else ""
+    typer.secho(f"[you]{hint}", fg="green")
+
+    def read() -> str:
+        lines = []
+        while line := input():
+            lines.append(line)
+        return "\n".join(lines)
+
+    text = await in_thread(read)
+    return Action(text, parse_tool_calls(text, "hermes") or parse_tool_calls(text, "json"))
+
+
+def endpoint_policy(url: str, model: str, key: str, temperature: float, max_tokens: int) -> Policy:
+    """A policy that asks a chat completions API."""
+
+    async def act(messages: Sequence[Any], tools: Sequence[Any]) -> Action:
+        from envs.base import Action
+        from envs.parsing import parse_tool_calls
+        from envs.tools import in_thread
+
+        body = {"model": model, "messages": list(messages), "temperature": temperature, "max_tokens": max_tokens}
+        if tools:
+            body["tools"] = list(tools)
+        choice = (await in_thread(lambda: _post(url, key, body)))["choices"][0]
+        text = choice["message"].get("content") or ""
+        calls = tuple(_call(c) for c in choice["message"].get("tool_calls") or ())
+        finish: Any = "length" if choice.get("finish_reason") == "length" else "stop"
+        return Action(text, calls or parse_tool_calls(text, "hermes") or parse_tool_calls(text, "json"), finish)
+
+    return act
+
+
+def _post(url: str, key: str, body: dict[str, Any]) -> dict[str, Any]:
+    import json
+    import urllib.request
+
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(url.rstrip("/") + "/chat/completions", data, headers)
+    with urllib.request.urlopen(request, timeout=600) as reply:
+        return dict(json.load(reply))
+
+
+def _call(raw: dict[str, Any]) -> Any:
+    import json
+
+    from envs.parsing import parse_tool_calls
+
+    function = raw["function"]
+    body = json.dumps({"name": function["name"], "arguments": function.get("arguments") or "{}"})
+    (call,) = parse_tool_calls(f"<tool_call>{body}</tool_call>", "hermes")
+    return type(call)(call.name, call.arguments, raw.get("id") or call.call_id, call.error)
