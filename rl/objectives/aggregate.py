@@ -40,11 +40,11 @@ def token_weights(
         return mask / max(1, counts.tokens)
     lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).long()
     if name == "sequence_mean":
-        per_segment = 1.0 / (trajectory_tokens.clamp(min=1).float() * max(1, counts.sequences))
+        per_segment = 1.0 / (trajectory_tokens.clamp(min=1).to(mask.dtype) * max(1, counts.sequences))
     elif name == "constant_length":
-        per_segment = torch.full_like(lengths, 1, dtype=torch.float32) / (max(1, counts.sequences) * constant_length)
+        per_segment = torch.ones_like(lengths, dtype=mask.dtype) / (max(1, counts.sequences) * constant_length)
     elif name == "group_mean":
-        per_segment = 1.0 / (group_tokens.clamp(min=1).float() * max(1, counts.groups))
+        per_segment = 1.0 / (group_tokens.clamp(min=1).to(mask.dtype) * max(1, counts.groups))
     else:
         raise ValueError(f"no aggregation {name!r}; known: {', '.join(AGGREGATIONS)}")
     return mask * torch.repeat_interleave(per_segment, lengths)

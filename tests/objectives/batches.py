@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,7 +64,7 @@ def batch(logprobs: Sequence[Sequence[float]], **fields: Any) -> TokenBatch:
 def responses(values: Tensor, b: TokenBatch) -> list[list[float]]:
     """``[T]`` as lists of the trained tokens of each segment."""
     bounds = b.cu_seqlens.tolist()
-    return [values[s:e][b.mask[s:e] > 0].detach().tolist() for s, e in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [values[s:e][b.mask[s:e] > 0].detach().tolist() for s, e in itertools.pairwise(bounds)]
 
 
 def counts_of(batches: Sequence[TokenBatch]) -> Counts:
@@ -149,4 +150,4 @@ def advantages_of(goal: Objective, bundles: Sequence[Bundle]) -> dict[tuple[str,
 
 def _per_segment(b: TokenBatch) -> list[float]:
     bounds = b.cu_seqlens.tolist()
-    return [float(b.mask[s:e].sum()) for s, e in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [float(b.mask[s:e].sum()) for s, e in itertools.pairwise(bounds)]

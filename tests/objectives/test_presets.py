@@ -15,7 +15,7 @@ from rl.objectives.kl import ENTROPY
 from tests.objectives.batches import batch, bundle, loss_of, objective
 
 PRESETS = sorted(p.stem for p in (SHIPPED / "configs" / "algorithm").glob("*.yaml"))
-NAMED = "grpo dr_grpo dapo gspo gmpo cispo rloo reinforce_pp ppo rft opd sage".split()
+NAMED = ["grpo", "dr_grpo", "dapo", "gspo", "gmpo", "cispo", "rloo", "reinforce_pp", "ppo", "rft", "opd", "sage"]
 
 
 def preset(name: str, folder: Path):
