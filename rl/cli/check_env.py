@@ -46,9 +46,8 @@ def check_env(
         for task in found:
             for problem in asyncio.run(check_environment(make, task, episodes=number)):
                 problems.append(problem)
-                console.print(
-                    f"[red]{escape(problem.where)}[/red]: {escape(problem.what)} [dim](task {escape(task.task_id)})[/dim]"
-                )
+                where = f"[dim](task {escape(task.task_id)})[/dim]"
+                console.print(f"[red]{escape(problem.where)}[/red]: {escape(problem.what)} {where}")
     if problems:
         console.print(f"{len(problems)} problems")
         raise typer.Exit(1)
