@@ -1,0 +1,159 @@
+"""The policy as the trainer sees it: a Hugging Face model, its trunk and its head."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl.config.errors import ConfigError
+from rl.config.schema import Config, ModelConfig
+from rl.objectives.base import VocabTerm
+from rl.pretrained import resolve
+from rl.training import attention
+from rl.training.logprobs import chunked_logprobs
+from rl.training.packed import PackedRow
+
+log = logging.getLogger(__name__)
+TESTED = ("llama", "qwen2", "qwen3", "gemma3_text", "mistral", "phi3", "olmo2")
+"""Families whose packed forward, weight sync and export are tested on tiny random models."""
+
+
+def load_model(model: ModelConfig, *, attention_name: str | None = None) -> nn.Module:
+    """The model in float32, adapters injected where the config asks for them.
+
+    Raises:
+        ConfigError: the family cannot be trained, or the files lack weights.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    attention.register()
+    path = resolve(model.path)
+    options = dict(revision=model.revision, trust_remote_code=model.trust_remote_code)
+    refuse_family(AutoConfig.from_pretrained(path, **options))
+    implementation = attention_name or (attention.NAME if model.attention == "packed" else model.attention)
+    loaded, info = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation=implementation, output_loading_info=True, **options
+    )
+    missing = (
+        set(info["missing_keys"]) - {"lm_head.weight"} if loaded.config.tie_word_embeddings else info["missing_keys"]
+    )
+    if missing:
+        raise ConfigError(f"model.path: {model.path} lacks weights {sorted(missing)[:5]}")
+    if model.gradient_checkpointing:
+        loaded.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if model.lora.enabled:
+        _inject_lora(loaded, model)
+    return loaded
+
+
+def refuse_family(config: Any) -> None:
+    """Raises ConfigError for models that the trainer would get wrong; warns for those not tested."""
+    family = config.model_type
+    for field, why in (
+        ("num_experts", "mixture-of-experts routing differs between engine and trainer"),
+        ("num_local_experts", "mixture-of-experts routing differs between engine and trainer"),
+        ("logit_scale", "scaled logits"),
+        ("logits_scaling", "scaled logits"),
+    ):
+        if getattr(config, field, None):
+            raise ConfigError(f"model.path: family {family!r} is not supported: {why}")
+    if getattr(config, "is_encoder_decoder", False) or hasattr(config, "vision_config"):
+        raise ConfigError(f"model.path: family {family!r} is not a text-only decoder")
+    if family not in TESTED:
+        log.warning("model family %r is untested; tested are %s", family, ", ".join(TESTED))
+
+
+class PolicyModule(nn.Module):
+    """What DeepSpeed wraps: packed rows in, log-probs of trained tokens out."""
+
+    def __init__(self, model: nn.Module, config: Config) -> None:
+        super().__init__()
+        self.model = model
+        self._chunk = config.trainer.logits_chunk
+        self._bfloat16 = config.trainer.dtype == "bfloat16"
+        self._softcap = getattr(model.config, "final_logit_softcapping", None)
+
+    def forward(
+        self,
+        row: PackedRow,
+        terms: Sequence[VocabTerm] = (),
+        ref_hidden: Tensor | None = None,
+        reference: PolicyModule | None = None,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Log-probs, entropies and terms ``[N]`` of the row's ``N`` chosen tokens; see `chunked_logprobs`."""
+        with self._autocast(row.input_ids.device):
+            hidden = self.hidden(row)
+            return chunked_logprobs(
+                hidden,
+                self.head,
+                row.targets,
+                row.temperature,
+                chunk=self._chunk,
+                terms=terms,
+                ref_hidden=ref_hidden,
+                ref_head=None if reference is None else reference.head,
+            )
+
+    def hidden(self, row: PackedRow) -> Tensor:
+        """Last hidden states ``[N, D]`` at the positions that predict the chosen tokens."""
+        with self._autocast(row.input_ids.device):
+            output = self.model.base_model(
+                input_ids=row.input_ids[None],
+                position_ids=row.position_ids[None],
+                cu_seq_lens_q=row.cu_seqlens,
+                cu_seq_lens_k=row.cu_seqlens,
+                max_length_q=row.longest,
+                max_length_k=row.longest,
+                use_cache=False,
+            )
+            return output.last_hidden_state[0, row.predict]
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits ``[C, V]``."""
+        logits = self.model.get_output_embeddings()(hidden)
+        if self._softcap is not None:
+            logits = torch.tanh(logits.float() / self._softcap) * self._softcap
+        return logits
+
+    def _autocast(self, device: torch.device) -> Any:
+        return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._bfloat16)
+
+
+@contextlib.contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """The model as it was before its adapters."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [m for m in model.modules() if isinstance(m, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def _inject_lora(model: nn.Module, config: ModelConfig) -> None:
+    from peft import LoraConfig, inject_adapter_in_model
+
+    targets: Any = config.lora.target_modules
+    if list(targets) == ["all-linear"]:
+        targets = "all-linear"
+    inject_adapter_in_model(
+        LoraConfig(
+            r=config.lora.rank,
+            lora_alpha=config.lora.alpha,
+            lora_dropout=config.lora.dropout,
+            target_modules=targets,
+            task_type="CAUSAL_LM",
+        ),
+        model,
+    )
+    if config.gradient_checkpointing:
+        model.enable_input_require_grads()

@@ -1,0 +1,278 @@
+"""One DeepSpeed rank: the policy, its optimizer, and what the controller asks of it.
+
+Everything is float32 with bfloat16 autocast where ``trainer.dtype`` says so, at every ZeRO stage:
+one code path, the same numbers. deepspeed is imported late, since importing it starts a probe for
+accelerators and takes seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl.config.schema import Config
+from rl.objectives.base import Objective
+from rl.packing import pack
+from rl.training.batch import StepBatch, StepResult
+from rl.training.model import PolicyModule, adapters_off, load_model
+from rl.training.optim import learning_rate, make_optimizer
+from rl.training.packed import pack_tokens
+from rl.training.step import Micro, run_step
+from rl.training.weights import Clones, named_weights, perturb, restore, weights_meta
+
+log = logging.getLogger(__name__)
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+class TrainerRank:
+    """Rank ``rank`` of ``world_size``; each lives in a process of its own.
+
+    Args:
+        master_addr, master_port: where the process group meets.
+        objective: this rank's own instance.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        rank: int,
+        world_size: int,
+        master_addr: str,
+        master_port: int,
+        objective: Objective,
+    ) -> None:
+        self._config, self._rank, self._world_size = config, rank, world_size
+        self._address = (master_addr, master_port)
+        self.objective = objective
+        self.updates = 0
+        """Optimizer steps since the schedule began."""
+        self._phase = "new"
+        self._engine: Any = None
+        self._reference: PolicyModule | None = None
+        self._clones: Clones | None = None
+        self._norm = float("nan")
+        self._total: int | None = None
+
+    def start(self) -> None:
+        """Joins the process group and loads the model. Collective."""
+        self._phase = "starting"
+        gpu = self._config.device != "cpu" and torch.cuda.is_available()
+        self.device = torch.device("cuda", 0) if gpu else torch.device("cpu")
+        if not gpu:
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        os.environ.update(
+            MASTER_ADDR=self._address[0],
+            MASTER_PORT=str(self._address[1]),
+            RANK=str(self._rank),
+            WORLD_SIZE=str(self._world_size),
+            LOCAL_RANK="0",
+            LOCAL_SIZE="1",
+        )
+        if "OMP_NUM_THREADS" in os.environ:
+            torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        if self._config.deterministic:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        import deepspeed
+
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        if not dist.is_initialized():
+            deepspeed.init_distributed(dist_backend="nccl" if gpu else "gloo", verbose=False)
+        self._build()
+        self._phase = "idle"
+
+    def train(self, batch: StepBatch) -> StepResult:
+        """One step's updates. Collective: every rank is given its own batch of the same step."""
+        self._phase = f"training step {batch.step}"
+        if batch.restart_schedule:
+            self.updates = 0
+        self._total = batch.total_updates
+        self._module.train()
+        algorithm = self._config.algorithm
+        result = run_step(
+            batch,
+            self.objective,
+            forward=self._forward,
+            score=self._score,
+            reference=self._reference_logprobs if "ref_logprobs" in self.objective.signals else None,
+            backward=self._backward,
+            update=self._update,
+            world_size=self._world_size,
+            constant_length=algorithm.constant_length or self._config.rollout.max_response_tokens,
+            seed=self._config.seed,
+            device=self.device,
+        )
+        self._phase = "idle"
+        return result
+
+    def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[NDArray[np.float32]]:
+        """Log-prob of each token given those before it, ``[T]`` a row; entry 0 is 0. Collective under ZeRO-3."""
+        arrays = [np.asarray(row, dtype=np.int64) for row in rows]
+        out: list[NDArray[np.float32]] = [np.zeros(0, np.float32)] * len(arrays)
+        for members in pack([len(a) for a in arrays], self._config.trainer.max_tokens_per_microbatch):
+            chosen = [np.arange(len(arrays[i])) > 0 for i in members]
+            packed = pack_tokens([arrays[i] for i in members], chosen, [temperature] * len(members), self.device)
+            with torch.no_grad():
+                values, _, _ = self._engine(packed)
+            spread = packed.scatter(values).float().cpu().numpy()
+            bounds = packed.cu_seqlens.tolist()
+            for i, start, end in zip(members, bounds[:-1], bounds[1:], strict=True):
+                out[i] = spread[start:end]
+        return out
+
+    def weights_meta(self) -> list[tuple[str, tuple[int, ...], str]]:
+        return weights_meta(self._module.model, DTYPES[self._config.rollout.dtype])
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors by Hugging Face name, in the engine's dtype. Collective."""
+        return named_weights(self._module.model, DTYPES[self._config.rollout.dtype])
+
+    def perturb(self, seed: int, scale: float) -> None:
+        """Adds noise to every tensor, for the probe of weight sync; `restore` takes it back."""
+        self._clones = perturb(self._module.model, seed, scale)
+
+    def restore(self) -> None:
+        if self._clones is None:
+            raise RuntimeError("nothing to restore: perturb() comes first")
+        restore(self._module.model, self._clones)
+        self._clones = None
+
+    def save(self, folder: str) -> None:
+        """Model, optimizer, schedule, objective and random state of this rank. Collective."""
+        self._phase = "saving"
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._engine.save_checkpoint(folder, tag="deepspeed", exclude_frozen_parameters=False)
+        state = {
+            "updates": self.updates,
+            "objective": self.objective.state_dict(),
+            "torch": torch.get_rng_state(),
+            "numpy": np.random.get_state(),
+            "python": random.getstate(),
+        }
+        torch.save(state, Path(folder) / f"rank{self._rank}.pt")
+        self._phase = "idle"
+
+    def load(self, folder: str) -> None:
+        """Continues from `save`. Collective.
+
+        Raises:
+            FileNotFoundError: there is nothing to load, which DeepSpeed alone would only warn about.
+        """
+        path, _ = self._engine.load_checkpoint(folder, tag="deepspeed")
+        file = Path(folder) / f"rank{self._rank}.pt"
+        if path is None or not file.is_file():
+            raise FileNotFoundError(f"{folder} holds no trainer state for rank {self._rank} of {self._world_size}")
+        state = torch.load(file, weights_only=False)  # our own file, of this run
+        self.updates = state["updates"]
+        self.objective.load_state_dict(state["objective"])
+        torch.set_rng_state(state["torch"])
+        np.random.set_state(state["numpy"])
+        random.setstate(state["python"])
+
+    def reset(self) -> None:
+        """Back to the initial weights, with a fresh optimizer and schedule. Collective."""
+        self._engine = None
+        self._build()
+
+    def status(self) -> dict[str, Any]:
+        return {"phase": self._phase, "updates": self.updates, "rank": self._rank}
+
+    def stop(self) -> None:
+        """Leaves the process group; idempotent."""
+        self._engine = self._reference = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @property
+    def _module(self) -> PolicyModule:
+        return self._engine.module
+
+    def _build(self) -> None:
+        import deepspeed
+
+        config = self._config
+        torch.manual_seed(config.seed)
+        model = load_model(config.model).to(self.device)
+        optimizer = make_optimizer(model, config.trainer)
+        self._engine, self._optimizer, _, _ = deepspeed.initialize(
+            model=PolicyModule(model, config), optimizer=optimizer, config=self._deepspeed_config()
+        )
+        # Runs after gradients have been reduced, just before they are used.
+        optimizer.register_step_pre_hook(lambda *_: self._before_step())
+        self.updates = 0
+        lora = config.model.lora.enabled
+        if "ref_logprobs" in self.objective.signals and not lora and self._reference is None:
+            reference = load_model(config.model).to(self.device).requires_grad_(False).eval()
+            self._reference = PolicyModule(reference, config)
+
+    def _deepspeed_config(self) -> dict[str, Any]:
+        trainer = self._config.trainer
+        clip = trainer.max_grad_norm or 0.0
+        settings: dict[str, Any] = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            "managed_gradient_accumulation": False,
+            # Stage 0 is clipped in `_before_step`, which must know the norm to leave out a bad update.
+            "gradient_clipping": clip if trainer.zero_stage else 0.0,
+            "zero_optimization": {"stage": trainer.zero_stage},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "steps_per_print": 10**9,
+        }
+        if trainer.offload:
+            settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+        return settings | trainer.deepspeed
+
+    def _forward(self, micro: Micro, objective: Objective) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        return self._engine(micro.row, objective.vocab_terms)
+
+    def _score(self, micro: Micro) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            logprobs, entropy, _ = self._engine(micro.row)
+        return logprobs, entropy
+
+    def _reference_logprobs(self, micro: Micro) -> Tensor:
+        with torch.no_grad():
+            if self._reference is not None:
+                return self._reference(micro.row)[0]
+            with adapters_off(self._module.model):
+                return self._engine(micro.row)[0]
+
+    def _backward(self, loss: Tensor) -> None:
+        self._engine.backward(loss, scale_wrt_gas=False)
+
+    def _update(self) -> dict[str, float]:
+        rate = learning_rate(self._config.trainer, self.updates, self._total)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._norm = float("nan")
+        self._engine.step()
+        self.updates += 1
+        norm = self._engine.get_global_grad_norm()
+        norm = self._norm if norm is None else float(norm)
+        return {"train/lr": rate, "train/grad_norm": norm, "train/skipped_updates": float(not np.isfinite(norm))}
+
+    def _before_step(self) -> None:
+        """Clips (stage 0) and takes the gradients away where their norm is not finite: no update is made."""
+        if self._config.trainer.zero_stage == 0:
+            parameters = [p for p in self._module.parameters() if p.grad is not None]
+            limit = self._config.trainer.max_grad_norm
+            norm = torch.nn.utils.clip_grad_norm_(parameters, limit if limit else float("inf"))
+            self._norm = float(norm)
+        else:
+            self._norm = float(getattr(self._engine.optimizer, "_global_grad_norm", 0.0) or 0.0)
+        if not np.isfinite(self._norm):
+            log.warning("gradient norm is %s; the update is left out", self._norm)
+            for group in self._optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
