@@ -56,6 +56,11 @@ def require_complete(config: Config) -> None:
             "reward.functions is empty: add `reward: {functions: {correct: {fn: exact_match}}}` "
             "or name your own as `path/file.py:function`"
         )
+    if config.planner == "dynamic_sampling" and config.reward.outcome is None:
+        raise ConfigError(
+            "reward.outcome is not set: planner=dynamic_sampling tells right from wrong answers by it; "
+            f"name one of {list(config.reward.functions)}"
+        )
     stop = config.stop
     if all(rule is None for rule in (stop.steps, stop.epochs, stop.hours, stop.tokens, stop.metric)):
         raise ConfigError("no stop rule: set stop.steps, stop.epochs, stop.hours, stop.tokens or stop.metric")

@@ -25,8 +25,6 @@ class DynamicSamplingPlanner:
         on_empty: ``stop`` ends the run with a message, ``skip`` makes a step without training.
     """
 
-    needs_outcome = True
-
     def __init__(self, *, max_factor: float = 4.0, on_empty: str = "stop") -> None:
         if max_factor < 1:
             raise ConfigError(f"planner_options.max_factor must be at least 1, but is {max_factor}")
