@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import comb
 
 import numpy as np
 
@@ -74,6 +75,7 @@ def eval_metrics(by_source: Mapping[str, Sequence[Bundle]]) -> dict[str, float]:
     out: dict[str, float] = {}
     everything: list[float] = []
     for source, bundles in by_source.items():
+        out |= {f"eval/{source}/pass_at/{k}": v for k, v in pass_at_k(bundles).items()}
         trajectories = [t for bundle in bundles for t in bundle.trajectories]
         scores = [s for s in map(_correctness, trajectories) if s is not None]
         everything += scores
@@ -85,6 +87,27 @@ def eval_metrics(by_source: Mapping[str, Sequence[Bundle]]) -> dict[str, float]:
             out[f"eval/{source}/truncated_share"] = _share(t.finish.truncated for t in trajectories)
     if everything:
         out["eval/accuracy"] = float(np.mean(everything))
+    all_bundles = [bundle for bundles in by_source.values() for bundle in bundles]
+    return out | {f"eval/pass_at/{k}": v for k, v in pass_at_k(all_bundles).items()}
+
+
+def pass_at_k(bundles: Sequence[Bundle]) -> dict[int, float]:
+    """pass@k for k = 1, 2, 4, ... up to the samples of a task: mean over tasks of 1 - C(n - c, k) / C(n, k).
+
+    A sample is right at a correctness of at least 0.5; samples that were not scored are left out, and
+    tasks with fewer than ``k`` scored samples are not counted for that ``k``. Empty for one sample a task.
+    """
+    tasks = []
+    for bundle in bundles:
+        scores = [s for s in map(_correctness, bundle.trajectories) if s is not None]
+        tasks.append((len(scores), sum(score >= 0.5 for score in scores)))
+    most = max((n for n, _ in tasks), default=0)
+    out = {}
+    k = 1
+    while most > 1 and k <= most:
+        chances = [1 - comb(n - c, k) / comb(n, k) for n, c in tasks if n >= k]
+        out[k] = float(np.mean(chances))
+        k *= 2
     return out
 
 

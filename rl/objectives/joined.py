@@ -1,4 +1,4 @@
-"""Several micro-batches as one `TokenBatch`, and back: what `Objective.token_advantages` is given."""
+"""Token advantages of a whole step: several micro-batches as one `TokenBatch`, and back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,26 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from rl.objectives.base import TokenBatch
+from rl.objectives.base import Objective, Reduce, TokenBatch
+
+
+def prepare(
+    objective: Objective, batches: Sequence[TokenBatch], reduce: Reduce
+) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    """Runs ``token_advantages`` once over all micro-batches of a rank's step.
+
+    Collective when the objective normalises over the batch: every rank calls it, also with rows that
+    hold no trained token.
+
+    Returns:
+        For each micro-batch its advantages ``[T]`` and the tensors that the objective keeps for the loss.
+    """
+    if not batches:
+        return []
+    whole = join(batches)
+    advantages = split(objective.token_advantages(whole, reduce), batches)
+    extra = {name: split(values, batches) for name, values in whole.extra.items()}
+    return [(piece, {name: pieces[i] for name, pieces in extra.items()}) for i, piece in enumerate(advantages)]
 
 
 def join(batches: Sequence[TokenBatch]) -> TokenBatch:
@@ -22,9 +41,12 @@ def join(batches: Sequence[TokenBatch]) -> TokenBatch:
         parts = [getattr(batch, name) for batch in batches]
         return None if parts[0] is None else torch.cat(parts)
 
-    def tables(name: str) -> dict[str, Tensor]:
+    def tables(name: str, like: str) -> dict[str, Tensor]:
         columns: list[Mapping[str, Tensor]] = [getattr(batch, name) for batch in batches]
-        return {key: torch.cat([column[key] for column in columns]) for key in columns[0]}
+        # A micro-batch without rows has no table; its entries are never read.
+        zeros = [torch.zeros(len(getattr(batch, like)), device=batch.mask.device) for batch in batches]
+        keys = dict.fromkeys(key for column in columns for key in column)
+        return {k: torch.cat([c.get(k, z) for c, z in zip(columns, zeros, strict=True)]) for k in keys}
 
     def must(name: str) -> Tensor:
         joined = cat(name)
@@ -51,11 +73,11 @@ def join(batches: Sequence[TokenBatch]) -> TokenBatch:
         entropy=cat("entropy"),
         values=cat("values"),
         teacher_logprobs=cat("teacher_logprobs"),
-        vocab=tables("vocab"),
-        extra=tables("extra"),
+        vocab=tables("vocab", "mask"),
+        extra=tables("extra", "mask"),
         group_ids=cat("group_ids"),
         groups=first.groups,
-        features=tables("features"),
+        features=tables("features", "sample_ids"),
     )
 
 

@@ -34,16 +34,15 @@ def broadcast(batch: TokenBatch, reduce: Reduce, kl: Tensor | None, *, per_token
         return batch.advantages
     assert batch.group_ids is not None, "KL in the reward needs group ids"
     samples, index = torch.unique(batch.sample_ids, return_inverse=True)
-    shape = len(samples)
-    penalty = kl.new_zeros(shape, dtype=torch.float64).index_add(0, index, segment_sum(kl, batch).double())
+    none = kl.new_zeros(len(samples), dtype=torch.float64)
+    tokens = none.index_add(0, index, segment_sum(torch.ones_like(kl), batch).double())
+    penalty = none.index_add(0, index, segment_sum(kl, batch).double())
     if per_token:
-        tokens = segment_sum(torch.ones_like(kl), batch).double()
-        penalty = penalty / penalty.new_zeros(shape).index_add(0, index, tokens).clamp(min=1)
-    group_of = torch.zeros(shape, dtype=torch.int64, device=kl.device).scatter(0, index, batch.group_ids)
-    zeros = penalty.new_zeros(max(batch.groups, 1))
-    totals = reduce(
-        torch.stack([zeros.index_add(0, group_of, penalty), zeros.index_add(0, group_of, zeros.new_ones(shape))])
-    )
+        penalty = penalty / tokens.clamp(min=1)
+    group_of = torch.zeros_like(samples).scatter(0, index, batch.group_ids)
+    zeros = none.new_zeros(max(batch.groups, 1))
+    sums = [zeros.index_add(0, group_of, penalty), zeros.index_add(0, group_of, (tokens > 0).double())]
+    totals = reduce(torch.stack(sums))
     mean = totals[0] / totals[1].clamp(min=1)
     shift = (mean[group_of] - penalty)[index]
     return (batch.advantages + spread(shift.to(batch.advantages.dtype), batch)) * batch.mask

@@ -78,6 +78,8 @@ METRICS: dict[str, str] = {
     "eval/SOURCE/accuracy": "The same for one source.",
     "eval/SOURCE/tokens_mean": "Mean number of sampled tokens of a held-out trajectory.",
     "eval/SOURCE/truncated_share": "Share of held-out trajectories that overran a limit.",
+    "eval/pass_at/K": "Share of held-out tasks that one of K samples solves, by the unbiased estimator.",
+    "eval/SOURCE/pass_at/K": "The same for one source.",
     "data/SOURCE/reward": "Mean weighted reward of one source.",
     "data/SOURCE/tasks": "Tasks of one source in the step.",
     "data/SOURCE/epoch": "Passes over one source so far.",

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.objectives.joined import join, split
+from rl.objectives.joined import join, prepare, split
 from rl.objectives.kl import full_forward, full_reverse
 from rl.objectives.masks import quantile, top_entropy
 from rl.objectives.token_advantages import TOKEN_ADVANTAGES, broadcast, distill, gae, returns, whitened
@@ -237,6 +237,27 @@ def test_join_and_split_are_inverse():
     assert whole.cu_seqlens.tolist() == [0, 3, 5, 7] and whole.sample_ids.tolist() == [100, 101, 9]
     assert [x.tolist() for x in split(whole.logprobs, parts)] == [p.logprobs.tolist() for p in parts]
     assert whole.ref_logprobs is None and not whole.logprobs.requires_grad
+
+
+def test_prepare_sees_the_whole_step_and_spare_rows_change_nothing():
+    """KL in the reward over three micro-batches, one of them a spare row without trained tokens."""
+    goal = objective(kl_coef=1.0, kl_estimator="k1", kl_in="reward", guide="novelty", top_entropy_share=0.5)
+    parts = [
+        batch([[-1.0]], ref_logprobs=[[-1.2]], entropy=[[1.0]], advantages=[0.0], sample_ids=torch.tensor([1])),
+        batch([[-1.0]], ref_logprobs=[[-1.6]], entropy=[[2.0]], advantages=[0.0], sample_ids=torch.tensor([2])),
+    ]
+    for part, novelty in zip(parts, (0.2, 1.0), strict=True):
+        part.features = {"novelty": torch.tensor([novelty])}
+    spare = batch([[0.0]], ref_logprobs=[[0.0]], entropy=[[0.0]], sample_ids=torch.tensor([0]))
+    spare.mask = torch.zeros_like(spare.mask)
+    spare.advantages = spare.advantages * 0
+    expected = [-0.2 + 0.1, -0.6 + 0.5]  # s = -(log pi - log ref - log q), kappa 0.5
+    mean = sum(expected) / 2
+    got = prepare(goal, [*parts, spare], alone)
+    for (advantages, extra), part, value, kept in zip(got, parts, expected, (0.0, 1.0), strict=False):
+        assert responses(advantages, part) == [pytest.approx([value - mean], abs=1e-7)]
+        assert responses(extra["policy_mask"], part) == [[kept]]
+    assert got[2][0].tolist() == [0.0, 0.0] and prepare(goal, [], alone) == []
 
 
 def test_fixed_entropy_bonus_has_the_entropys_gradient():
