@@ -8,6 +8,7 @@ from rl.cli.check import app as check_app
 from rl.cli.doctor import doctor
 from rl.cli.init import init
 from rl.cli.play import play
+from rl.cli.train import resume, train
 
 app = typer.Typer(
     name="hone",
@@ -20,3 +21,5 @@ app.command()(doctor)
 app.command()(init)
 app.command()(play)
 app.add_typer(check_app, name="check")
+app.command()(train)
+app.command()(resume)

@@ -30,7 +30,9 @@ def reported() -> Iterator[None]:
         console.print(f"[red]error:[/red] {escape(str(error))}")
         raise typer.Exit(USER) from error
     except KeyboardInterrupt as error:
-        console.print("[yellow]interrupted[/yellow]; everything has been stopped. `hone resume RUN` continues from the last checkpoint")
+        console.print(
+            "[yellow]interrupted[/yellow]; everything has been stopped. `hone resume RUN` continues from the last checkpoint"
+        )
         raise typer.Exit(INTERRUPTED) from error
     except BaseException as error:
         if type(error).__name__ == "Terminated":

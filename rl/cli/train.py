@@ -68,8 +68,10 @@ def train_to_end(make: Callable[[], Run]) -> None:
         run.start()
         already = run.session.stop_reason()
         if already is not None:
-            typer.echo(f"Nothing to do: {already}. Raise the limit to go on, for example `hone resume "
-                       f"{run.directory.path} stop.steps={run.session.counters.step * 2}`.")
+            typer.echo(
+                f"Nothing to do: {already}. Raise the limit to go on, for example `hone resume "
+                f"{run.directory.path} stop.steps={run.session.counters.step * 2}`."
+            )
             return
         reason = run.train()
         counters, directory = run.session.counters, run.directory

@@ -66,35 +66,35 @@ class RolloutActor:
         return await self.worker.score(rows, temperature)
 
     async def begin_update(self, manifest: WeightManifest) -> None:
-        await self.worker.begin_update(manifest)
+        await self.worker.engine.begin_update(manifest)
 
     async def receive_weights(self, manifest: WeightManifest) -> None:
-        await self.worker.receive_weights(manifest)
+        await self.worker.engine.receive_weights(manifest)
 
     async def commit_update(self, manifest: WeightManifest) -> None:
-        await self.worker.commit_update(manifest)
+        await self.worker.engine.commit_update(manifest)
 
     async def abort_update(self, manifest: WeightManifest) -> None:
-        await self.worker.abort_update(manifest)
+        await self.worker.engine.abort_update(manifest)
 
     async def pause(self) -> None:
-        await self.worker.pause()
+        await self.worker.engine.pause()
 
     async def resume(self) -> None:
-        await self.worker.resume()
+        await self.worker.engine.resume()
 
     async def sleep(self) -> None:
-        await self.worker.sleep()
+        await self.worker.engine.sleep()
 
     async def wake(self) -> None:
-        await self.worker.wake()
+        await self.worker.engine.wake()
 
     async def stop(self) -> None:
-        await self.worker.stop()
+        await self.worker.engine.stop()
 
     @ray.method(concurrency_group="control")
     async def abort(self, request_ids: Sequence[str] | None = None) -> None:
-        await self.worker.abort(request_ids)
+        await self.worker.engine.abort(request_ids)
 
     @ray.method(concurrency_group="control")
     async def ping(self) -> int:

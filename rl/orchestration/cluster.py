@@ -5,26 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import tempfile
 from collections.abc import Iterator
 
 from rl.config.schema import RayConfig
-
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DEDUP_LOGS": "0",
-    # An engine has child processes of its own; they must not outlive a killed actor.
-    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_DO_NOT_TRACK": "1",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
-"""Environment of the driver and so of every process of a private cluster."""
-
 
 class ClusterError(RuntimeError):
     """Ray did not start, or has not the resources that the run needs."""
@@ -38,12 +22,7 @@ def cluster(config: RayConfig, *, logical_cpus: int, use_gpus: bool) -> Iterator
         logical_cpus: how many actors of one logical core must fit a private cluster.
         use_gpus: let Ray count the machine's GPUs.
     """
-    for key, value in QUIET.items():
-        os.environ.setdefault(key, value)
     private = config.address is None
-    if private:
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(24))
     import ray
 
     if ray.is_initialized():

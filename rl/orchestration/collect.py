@@ -115,9 +115,7 @@ async def collect(
         while not plan.step_complete:
             running = any(not t.done() for tasks in step.tasks.values() for t in tasks)
             if queue.empty() and not running and not step.scoring:
-                raise RuntimeError(
-                    "the planner waits for more rollouts, but none is in flight: a fault of the planner"
-                )
+                raise RuntimeError("the planner waits for more rollouts, but none is in flight: a fault of the planner")
             event = await queue.get()
             if event.bundle_id not in step.bundles:  # dropped meanwhile
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rl.objectives.aggregate import token_weights
 from rl.objectives.base import Objective, TokenBatch
+from rl.objectives.joined import join, split
 from rl.training.batch import Counts, StepBatch, StepResult, TrainRow, UpdatePlan
 from rl.training.packed import PackedRow, empty_row, pack_rows
 
@@ -35,13 +36,16 @@ class Micro:
     """``[S]``."""
     trajectory_tokens: Tensor
     group_tokens: Tensor
+    group_ids: Tensor
+    features: dict[str, Tensor]
+    extra: dict[str, Tensor] = field(default_factory=dict)
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     entropy: Tensor | None = None
     measured: bool = False
     """Whether the gap metrics have seen it."""
 
-    def batch(self, logprobs: Tensor, step: int, seed: int) -> TokenBatch:
+    def batch(self, logprobs: Tensor, step: int, seed: int, groups: int) -> TokenBatch:
         return TokenBatch(
             logprobs=logprobs,
             mask=self.mask,
@@ -56,6 +60,10 @@ class Micro:
             old_logprobs=self.old_logprobs,
             ref_logprobs=self.ref_logprobs,
             entropy=self.entropy,
+            extra=self.extra,
+            group_ids=self.group_ids,
+            groups=groups,
+            features=self.features,
         )
 
     def weights(self, aggregation: str, counts: Counts, constant_length: int) -> Tensor:
@@ -79,7 +87,7 @@ def make_micro(rows: Sequence[TrainRow], device: torch.device) -> Micro:
         row = empty_row(device)
         one, zeros = torch.ones(1, device=device), torch.zeros(2, device=device)
         ids = torch.zeros(1, dtype=torch.int64, device=device)
-        return Micro(row, zeros, zeros, zeros, ids, ids, one, one, one, one)
+        return Micro(row, zeros, zeros, zeros, ids, ids, one, one, one, one, ids, {})
     row = pack_rows(rows, device)
     per_row = np.array([len(r.segment.token_ids) for r in rows])
 
@@ -105,6 +113,8 @@ def make_micro(rows: Sequence[TrainRow], device: torch.device) -> Micro:
         weight=segments([r.weight for r in rows]),
         trajectory_tokens=segments([r.trajectory_tokens for r in rows]),
         group_tokens=segments([r.group_tokens for r in rows]),
+        group_ids=segments([r.group_id for r in rows], torch.int64),
+        features={name: segments([r.features[name] for r in rows]) for name in rows[0].features},
     )
 
 
@@ -114,6 +124,8 @@ class Sums:
     def __init__(self) -> None:
         self.sums: dict[str, list[Tensor]] = {}
         self.maxima: dict[str, Tensor] = {}
+        self.lowest: set[str] = set()
+        """Names in ``maxima`` that are kept negated, since their smallest value is wanted."""
 
     def add(self, name: str, total: Tensor, count: Tensor) -> None:
         entry = self.sums.setdefault(name, [torch.zeros((), dtype=torch.float64)] * 2)
@@ -140,7 +152,7 @@ class Sums:
                 sums[name] = (before[0] + total, before[1] + count)
             for name, value in rank_maxima.items():
                 maxima[name] = max(value, maxima.get(name, value))
-        return sums, maxima
+        return sums, {name: -value if name in self.lowest else value for name, value in maxima.items()}
 
 
 def reduce_sum(value: Tensor) -> Tensor:
@@ -189,10 +201,10 @@ def run_step(
     }
     plans = [made[id(plan)] for plan in batch.updates]
     several = len(batch.updates) > 1
-    for micro in (micro for members in made.values() for micro in members):
+    distinct = [micro for members in made.values() for micro in members]
+    for micro in distinct:
         _signals(micro, objective, several, score, reference)
-        before = micro.rollout_logprobs if micro.old_logprobs is None else micro.old_logprobs
-        micro.advantages = objective.token_advantages(micro.batch(before, batch.step, seed), reduce_sum)
+    _token_advantages(distinct, objective, batch, seed)
     scalars: dict[str, float] = {"time/prepass": time.monotonic() - began}
     history: list[dict[str, float]] = []
     for plan, members in zip(batch.updates, plans, strict=True):
@@ -214,6 +226,25 @@ def run_step(
     return StepResult(totals, maxima, scalars)
 
 
+def _token_advantages(micros: Sequence[Micro], objective: Objective, batch: StepBatch, seed: int) -> None:
+    """All rows of the step at once. A rank without rows takes part with an empty one: reducing is collective."""
+    members = [micro for micro in micros if len(micro.row.chosen)] or list(micros[:1])
+    if not members:
+        return
+    parts = [
+        micro.batch(
+            micro.rollout_logprobs if micro.old_logprobs is None else micro.old_logprobs, batch.step, seed, batch.groups
+        )
+        for micro in members
+    ]
+    whole = join(parts)
+    values = split(objective.token_advantages(whole, reduce_sum), parts)
+    extra = {name: split(tensor, parts) for name, tensor in whole.extra.items()}
+    for i, micro in enumerate(members):
+        micro.advantages = values[i].detach()
+        micro.extra = {name: pieces[i] for name, pieces in extra.items()}
+
+
 def _signals(
     micro: Micro,
     objective: Objective,
@@ -225,6 +256,8 @@ def _signals(
         logprobs, entropy = score(micro)
         micro.old_logprobs = micro.row.scatter(logprobs)
         micro.entropy = micro.row.scatter(entropy)
+    if objective.signals & {"values", "teacher_logprobs"}:
+        raise NotImplementedError("objectives with values or a teacher need a trainer that has them; not built yet")
     if "ref_logprobs" in objective.signals:
         assert reference is not None, "the objective needs a reference model and none was loaded"
         micro.ref_logprobs = micro.row.scatter(reference(micro))
@@ -249,9 +282,8 @@ def _accumulate(
     logprobs = micro.row.scatter(chosen)
     if micro.old_logprobs is None:
         micro.old_logprobs = logprobs.detach()
-    if micro.entropy is None:
-        micro.entropy = micro.row.scatter(entropy)
-    tokens = micro.batch(logprobs, batch.step, seed)
+    micro.entropy = micro.row.scatter(entropy)
+    tokens = micro.batch(logprobs, batch.step, seed, batch.groups)
     tokens.vocab = {name: micro.row.scatter(values) for name, values in vocab.items()}
     out = objective.token_loss(tokens)
     weights = micro.weights(objective.aggregation, plan.counts, constant_length)
@@ -264,6 +296,9 @@ def _accumulate(
         sums.add(name, total, count)
     for name, value in out.maxima.items():
         sums.peak(name, value)
+    for name, value in out.minima.items():
+        sums.lowest.add(name)
+        sums.peak(name, -value)
 
 
 def _measure(micro: Micro, entropy: Tensor, sums: Sums) -> None:

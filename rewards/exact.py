@@ -1,0 +1,42 @@
+"""Rewards that compare text or the last number with the gold answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from rewards.contract import text_of
+
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
+
+
+def exact_match(
+    completions: Sequence[Any], answer: Sequence[Any], *, ignore_case: bool = False, **columns: Any
+) -> list[float | None]:
+    """1 where the completion is the answer, surrounding space aside."""
+
+    def plain(value: Any) -> str:
+        text = " ".join(text_of(value).split())
+        return text.casefold() if ignore_case else text
+
+    return [float(plain(c) == plain(a)) for c, a in zip(completions, answer, strict=True)]
+
+
+def last_number(completions: Sequence[Any], answer: Sequence[Any], **columns: Any) -> list[float | None]:
+    """1 where the last number in the completion equals the last number in the answer (`#### 72` works)."""
+    return [
+        float((found := _last(text_of(c))) is not None and found == _last(text_of(a)))
+        for c, a in zip(completions, answer, strict=True)
+    ]
+
+
+def _last(text: str) -> Decimal | None:
+    numbers = _NUMBER.findall(text[-10_000:])
+    if not numbers or len(numbers[-1]) > 200:
+        return None
+    try:
+        return Decimal(numbers[-1].replace(",", ""))
+    except InvalidOperation:
+        return None

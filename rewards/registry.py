@@ -1,0 +1,15 @@
+"""Built-in rewards by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rewards.exact import exact_match, last_number
+from rewards.gym import reasoning_gym
+
+REWARDS: Mapping[str, Callable[..., Any]] = {
+    "exact_match": exact_match,
+    "last_number": last_number,
+    "reasoning_gym": reasoning_gym,
+}

@@ -1,0 +1,139 @@
+"""Scores bundles with the named rewards of a config.
+
+Each call of a reward runs in a thread with a deadline, so a slow one does not stop generation. A call
+that passes its deadline gives its trajectories the ``on_sample_error`` value and is counted; a
+function that raises ends the run. Rewards run in this process: code that must be killable belongs
+in a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rewards.contract import RewardError, arguments_for, checked, name_of
+from rewards.registry import REWARDS
+from rl.config.errors import ConfigError
+from rl.config.plugins import load_object
+from rl.config.schema import RewardConfig, RewardFunctionConfig
+from rl.types import Bundle, Finish, Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class _Reward:
+    name: str
+    fn: Any
+    config: RewardFunctionConfig
+
+
+class Scorer:
+    """Fills ``rewards``, ``reward`` and ``outcome`` of trajectories.
+
+    Rewards that the environment gave are kept: they count with the weight of the function of that
+    name, or 1.
+    """
+
+    def __init__(self, reward: RewardConfig, *, base_dir: Path) -> None:
+        self._config = reward
+        self._rewards = [_Reward(name, _load(spec.fn, base_dir), spec) for name, spec in reward.functions.items()]
+        self._threads = ThreadPoolExecutor(max_workers=max(2, reward.workers), thread_name_prefix="reward")
+        self.counters: Counter[str] = Counter()
+
+    async def score(self, bundle: Bundle) -> None:
+        """Scores every trajectory that may be scored; the others keep ``reward`` None."""
+        members = [t for t in bundle.trajectories if t.finish.scorable]
+        wanted = [r for r in self._rewards if bundle.task.rewards is None or r.name in bundle.task.rewards]
+        if members:
+            for reward, scores in zip(
+                wanted, await asyncio.gather(*(self._call(r, bundle.task, members) for r in wanted)), strict=True
+            ):
+                for trajectory, score in zip(members, scores, strict=True):
+                    trajectory.rewards[reward.name] = score
+        for trajectory in members:
+            self._total(trajectory)
+
+    async def check_gold(self, tasks: Sequence[Task], column: str, n: int) -> None:
+        """Scores gold answers as if the policy had written them.
+
+        Raises:
+            ConfigError: the column is missing, or a gold answer does not get its reward's best score.
+        """
+        for task in tasks[:n]:
+            if column not in task.columns:
+                raise ConfigError(
+                    f"reward.check_gold: no column {column!r}; task {task.task_id} has {sorted(task.columns)}"
+                )
+            said = ({"role": "assistant", "content": str(task.columns[column])},)
+            t = Trajectory("gold", "gold", "solution", 0, 0, [], task.messages + said, Finish.STOP, len(task.messages))
+            for reward in self._rewards:
+                score = (await self._call(reward, task, [t]))[0]
+                if score is not None and score <= 0:
+                    raise ConfigError(
+                        f"reward.check_gold: {reward.name} gives the gold answer {task.columns[column]!r} {score}; "
+                        "the column or the format does not fit the reward"
+                    )
+
+    def take_metrics(self) -> dict[str, float]:
+        """Failures since the last call, by reward."""
+        out = {f"reward/{name}": float(count) for name, count in self.counters.items()}
+        self.counters.clear()
+        return out
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _call(self, reward: _Reward, task: Task, members: Sequence[Trajectory]) -> list[float | None]:
+        arguments = arguments_for(reward.fn, [task] * len(members), members, reward.config.options)
+        try:
+            if inspect.iscoroutinefunction(reward.fn):
+                work: Any = reward.fn(**arguments)
+            else:
+                loop = asyncio.get_running_loop()
+                work = loop.run_in_executor(self._threads, lambda: reward.fn(**arguments))
+            scores = await asyncio.wait_for(work, reward.config.timeout_s * len(members))
+        except TimeoutError:
+            self.counters[f"{reward.name}/timeout"] += len(members)
+            return [_policy_value(reward)] * len(members)
+        except RewardError:
+            raise
+        except Exception as error:
+            raise RewardError(
+                f"reward {reward.name} ({name_of(reward.fn)}) raised {type(error).__name__}: {error}"
+            ) from error
+        return checked(reward.fn, scores, len(members))
+
+    def _total(self, trajectory: Trajectory) -> None:
+        weights = {r.name: r.config.weight for r in self._rewards}
+        scored = {name: value for name, value in trajectory.rewards.items() if value is not None}
+        trajectory.reward = sum(weights.get(n, 1.0) * v for n, v in scored.items()) if scored else None
+        if self._config.outcome is not None:
+            value = trajectory.rewards.get(self._config.outcome)
+            limit = self._config.outcome_threshold
+            trajectory.outcome = value if value is None or limit is None else float(value >= limit)
+
+
+def _policy_value(reward: _Reward) -> float | None:
+    action, _, value = reward.config.on_sample_error.partition(":")
+    if action == "value":
+        return float(value)
+    if action == "drop":
+        return None
+    raise RewardError(f"reward {reward.name} passed its deadline of {reward.config.timeout_s} s a trajectory")
+
+
+def _load(spec: str, base_dir: Path) -> Any:
+    place = spec.rpartition(":")[0]
+    if place.endswith(".py") and not Path(place).expanduser().is_absolute():
+        spec = str(base_dir / spec)
+    found = load_object(spec, REWARDS)
+    if inspect.isclass(found):
+        found = found()
+    if not callable(found):
+        raise ConfigError(f"reward {spec}: is not a function")
+    return found
