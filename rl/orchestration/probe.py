@@ -10,8 +10,8 @@ import numpy as np
 
 from rl.orchestration.session import Session
 
-NOISE = 0.5
-"""Relative size of the noise on each tensor: large enough that any stale one shows."""
+NOISE = 0.05
+"""Relative size of the noise on each tensor: large enough that a stale one shows, small enough that bfloat16 rounding does not drown it."""
 
 
 class ProbeError(RuntimeError):

@@ -1,0 +1,62 @@
+"""The packed forward is the separate forwards, for every supported family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rl.config import load
+from rl.training.logprobs import chunked_logprobs
+from rl.training.model import TESTED, PolicyModule, load_model
+from rl.training.packed import pack_tokens
+from tests.tiny import tiny_model
+
+
+@pytest.mark.parametrize("family", TESTED)
+@pytest.mark.parametrize("tied", [False, True])
+def test_packed_logprobs_and_entropy_equal_plain_forwards(family: str, tied: bool, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = tiny_model(tmp_path / "m", family, tied=tied)
+    config = load(None, [f"model.path={folder}", "trainer.dtype=float32", "trainer.logits_chunk=7"]).config
+    policy = PolicyModule(load_model(config.model), config)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    g = np.random.default_rng(1)
+    rows = [g.integers(3, 250, n) for n in (5, 17, 2, 9)]
+    temperatures = [1.0, 0.7, 1.3, 1.0]
+    packed = pack_tokens(rows, [np.arange(len(r)) > 0 for r in rows], temperatures, torch.device("cpu"))
+    logprobs, entropy, _ = policy(packed)
+    wanted, wanted_entropy = [], []
+    for row, temperature in zip(rows, temperatures, strict=True):
+        ids = torch.from_numpy(row)[None]
+        full = torch.log_softmax(plain(ids, use_cache=False).logits[0, :-1].float() / temperature, -1)
+        wanted.append(full.gather(-1, ids[0, 1:, None]).squeeze(-1))
+        wanted_entropy.append(-(full.exp() * full).sum(-1))
+    torch.testing.assert_close(logprobs, torch.cat(wanted), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(entropy, torch.cat(wanted_entropy), atol=1e-4, rtol=1e-4)
+
+
+def test_chunks_give_the_same_values_and_gradients() -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(23, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
+    targets, temperature = torch.randint(0, 50, (23,)), torch.rand(23) + 0.5
+    grads = []
+    for chunk in (23, 4):
+        values, _, _ = chunked_logprobs(hidden, lambda h: h @ weight.T, targets, temperature, chunk=chunk)
+        grads.append((values.detach(), *torch.autograd.grad(values.square().sum(), (hidden, weight))))
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_no_more_than_one_chunk_of_logits_exists_at_a_time() -> None:
+    seen = []
+
+    def head(h: torch.Tensor) -> torch.Tensor:
+        seen.append(h.shape[0])
+        return h @ torch.zeros(8, 50)
+
+    chunked_logprobs(torch.randn(40, 8), head, torch.zeros(40, dtype=torch.long), torch.ones(40), chunk=16)
+    assert seen == [16, 16, 8]

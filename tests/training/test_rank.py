@@ -1,0 +1,60 @@
+"""Loss, gradients and weights do not depend on micro-batches, packing, ZeRO stage or ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import tiny_model
+
+SCRIPT = Path(__file__).with_name("two_ranks.py")
+pytestmark = pytest.mark.stack
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
+
+
+def run(model: Path, out: Path, *, world: int, stage: int, layout: str) -> dict:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    env = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2])}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(model), str(out), str(rank), str(world), str(port), str(stage), layout],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    outputs = [process.communicate(timeout=200)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes), "\n".join(o[-3000:] for o in outputs)
+    return json.loads(out.read_text())
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    return run(model, tmp_path_factory.mktemp("out") / "r.json", world=1, stage=0, layout="whole")
+
+
+@pytest.mark.parametrize(
+    ("world", "stage", "layout"),
+    [(1, 0, "single"), (1, 0, "reversed"), (2, 0, "uneven"), (2, 1, "whole"), (2, 2, "uneven"), (2, 3, "uneven")],
+)
+def test_the_result_is_that_of_one_rank_and_one_micro_batch(
+    model: Path, expected: dict, tmp_path: Path, world: int, stage: int, layout: str
+) -> None:
+    found = run(model, tmp_path / "r.json", world=world, stage=stage, layout=layout)
+    for one, other in zip(expected["steps"], found["steps"], strict=True):
+        assert other == pytest.approx(one, rel=1e-4)
+    assert found["weights"] == pytest.approx(expected["weights"], rel=1e-5)

@@ -1,0 +1,67 @@
+"""Runs a step on several ranks and ZeRO stages in processes of their own, for `test_rank`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+
+def rows(seed: int = 0) -> list:
+    from rl.training.batch import TrainRow
+    from rl.types import Segment
+
+    g = np.random.default_rng(seed)
+    out = []
+    for i in range(8):
+        n = int(g.integers(6, 24))
+        mask = np.zeros(n, bool)
+        mask[n // 2 :] = True
+        segment = Segment(g.integers(3, 250, n).astype(np.int32), mask, np.full(n, -5.5, np.float32) * mask)
+        out.append(TrainRow(segment, float(g.normal()), 1.0, i, 0, i // 4, int(mask.sum()), int(mask.sum()) * 4, 4))
+    return out
+
+
+def main(model: str, out: str, rank: int, world: int, port: int, stage: int, layout: str) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    from rl.config import load
+    from rl.objectives import build
+    from rl.training.batch import Counts, StepBatch, UpdatePlan
+    from rl.training.rank import TrainerRank
+
+    overrides = [f"model.path={model}", "trainer.dtype=float32", "rollout.dtype=float32", "device=cpu"]
+    overrides += ["trainer.lr=1e-3", "prompt.max_tokens=64", "rollout.max_response_tokens=64"]
+    overrides += [f"trainer.zero_stage={stage}", f"trainer.ranks={world}"]
+    config = load(None, overrides).config
+    objective = build(config.algorithm, max_response_tokens=64)
+    trainer = TrainerRank(
+        config, rank=rank, world_size=world, master_addr="127.0.0.1", master_port=port, objective=objective
+    )
+    trainer.start()
+    everything = rows()
+    counts = Counts(sum(r.segment.trained_tokens for r in everything), len(everything), 2)
+    mine = everything[rank::world]
+    bins = {
+        "whole": [list(range(len(mine)))],
+        "single": [[i] for i in range(len(mine))],
+        "reversed": [list(range(len(mine)))[::-1]],
+        "uneven": [list(range(len(mine)))] if rank == 0 else [[0], list(range(1, len(mine)))],
+    }[layout]
+    if layout == "uneven" and rank == 0:
+        bins.append([])
+    results = []
+    for step in (1, 2):
+        results.append(trainer.train(StepBatch(step, mine, [UpdatePlan(bins, counts)], groups=2)).means())
+    total = {name: float(t.double().abs().sum()) for name, t in trainer.weights()}
+    if rank == 0:
+        kept = ("train/loss", "train/grad_norm", "policy/entropy", "train/updates")
+        Path(out).write_text(json.dumps({"steps": [{k: r[k] for k in kept} for r in results], "weights": total}))
+    trainer.stop()
+
+
+if __name__ == "__main__":
+    a = sys.argv
+    main(a[1], a[2], int(a[3]), int(a[4]), int(a[5]), int(a[6]), a[7])
