@@ -7,8 +7,10 @@ away part of the answer.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePosixPath
 
 from envs.repo_navigator.gold import is_source_path
@@ -48,7 +50,11 @@ def choose_entry(
         if not given:
             raise ValueError("entry policy `given` needs the column `entry` in each task")
         return Entry(snapshot.locate(given)[0], "given")
-    finders = {"mentioned": _mentioned(issue, snapshot), "imports": _imported(issue, snapshot), "root": _root(snapshot)}
+    finders = {
+        "mentioned": _mentioned(issue, snapshot),
+        "imports": _imported(issue, snapshot),
+        "root": _root(snapshot),
+    }
     for name in finders if policy == "auto" else (policy,):
         for path in finders[name]:
             if path not in gold_files and is_source_path(path):
@@ -77,17 +83,26 @@ def _imported(issue: str, snapshot: Snapshot) -> Iterator[str]:
 
 
 def _root(snapshot: Snapshot) -> Iterator[str]:
-    """Package roots with most modules first, then the modules that know most names."""
-    inits = [f for f in snapshot.files if PurePosixPath(f).name == "__init__.py"]
-    tops = [f for f in inits if f"{PurePosixPath(f).parent.parent.as_posix()}/__init__.py" not in inits]
+    """Package roots with most modules first, then the modules that know most names.
 
-    def size(init: str) -> int:
-        folder = init.removesuffix("__init__.py")
-        return sum(f.startswith(folder) for f in snapshot.files)
+    Lazy: parsing a large project's largest files takes seconds, and the first root mostly is the answer.
+    """
+    yield from (f for f in _package_roots(snapshot) if read_source(snapshot.root / f).names())
+    yield from _richest(snapshot)
 
-    for init in sorted(tops, key=lambda f: (-size(f), f)):
-        if read_source(snapshot.root / init).names():
-            yield init
-    sizes = {f: (snapshot.root / f).stat().st_size for f in snapshot.files}
-    largest = sorted(sizes, key=lambda f: (-sizes[f], f))[:20]
-    yield from sorted(largest, key=lambda f: (-len(read_source(snapshot.root / f).names()), f))
+
+@lru_cache(maxsize=256)
+def _package_roots(snapshot: Snapshot) -> tuple[str, ...]:
+    size: Counter[str] = Counter()
+    for file in snapshot.files:
+        size.update(p.as_posix() for p in PurePosixPath(file).parents)
+    packages = {PurePosixPath(f).parent for f in snapshot.files if PurePosixPath(f).name == "__init__.py"}
+    tops = sorted((p for p in packages if p.parent not in packages), key=lambda p: (-size[p.as_posix()], p.as_posix()))
+    return tuple((p / "__init__.py").as_posix() for p in tops)
+
+
+@lru_cache(maxsize=256)
+def _richest(snapshot: Snapshot) -> tuple[str, ...]:
+    bytes_of = {f: (snapshot.root / f).stat().st_size for f in snapshot.files if is_source_path(f)}
+    largest = sorted(bytes_of, key=lambda f: (-bytes_of[f], f))[:20]
+    return tuple(sorted(largest, key=lambda f: (-len(read_source(snapshot.root / f).names()), f)))

@@ -49,6 +49,13 @@ class Snapshot:
         return tuple(sorted(p.relative_to(self.root).as_posix() for p in found))
 
     @cached_property
+    def _by_name(self) -> dict[str, list[str]]:
+        names: dict[str, list[str]] = {}
+        for file in self.files:
+            names.setdefault(file.rpartition("/")[2], []).append(file)
+        return names
+
+    @cached_property
     def source_roots(self) -> tuple[str, ...]:
         """Folders that imports start from: declared ones, `src`, `lib`, then the root itself."""
         declared = [*_declared_roots(self.root), "src", "lib"]
@@ -83,7 +90,7 @@ class Snapshot:
         return name, real
 
     def _nearest(self, name: str) -> str:
-        same = [f for f in self.files if PurePosixPath(f).name == name][:3]
+        same = self._by_name.get(name, ())[:3]
         return f"; did you mean {' or '.join(same)}?" if same else ""
 
 
@@ -94,6 +101,11 @@ class SnapshotStore:
         default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hone" / "snapshots"
         self.folder = Path(folder).expanduser() if folder else default
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def known(self, snapshot_id: str) -> Snapshot | None:
+        """A snapshot made earlier, if this store has it."""
+        target = self.folder / snapshot_id
+        return Snapshot(target.resolve(), snapshot_id) if snapshot_id.isalnum() and target.is_dir() else None
 
     def from_folder(self, folder: Path | str, *, overlay: Mapping[str, str] | None = None) -> Snapshot:
         """Copies a folder; `overlay` replaces files (relative path -> text), as a planted bug does."""
