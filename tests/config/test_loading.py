@@ -1,0 +1,96 @@
+"""Strict loading: layers, origins, and errors that say what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rl.config import ConfigError, load, load_resolved
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", ["grpo/arithmetic_cpu", "grpo/single_gpu", "grpo/qwen2.5_7b"])
+def test_shipped_recipes_load_by_name_from_anywhere(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load(name).config.model.path
+
+
+def test_later_layers_win_and_are_named(tmp_path: Path) -> None:
+    recipe = write(tmp_path / "r.yaml", "trainer: {lr: 1e-5}\nseed: 3\n")
+    found = load(recipe, ["trainer.lr=1e-6"])
+    assert found.config.trainer.lr == pytest.approx(1e-6)
+    assert isinstance(found.config.trainer.lr, float)
+    assert found.origins["trainer.lr"] == "command line"
+    assert found.origins["seed"] == str(recipe)
+    assert "trainer.eps" not in found.origins
+
+
+def test_saved_config_gives_the_same_config(tmp_path: Path) -> None:
+    first = load("grpo/arithmetic_cpu", ["rollout.stop=['</a>']"])
+    again = load_resolved(write(tmp_path / "config.yaml", first.to_yaml()))
+    assert again.config == first.config
+
+
+def test_one_entry_of_a_list_can_be_changed() -> None:
+    config = load("grpo/arithmetic_cpu", ["data.sources.0.size=7"]).config
+    assert config.data.sources[0].size == 7
+    assert config.data.sources[0].name == "chain_sum"
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("trainer.lrr=1", "did you mean `lr`"),
+        ("lrr=1", "trainer.lr"),
+        ("rollout.n=8", "`samples_per_task`"),
+        ("train_batch_size=8", "`tasks_per_step`"),
+        ("actor_rollout_ref.rollout.n=8", "another framework's word"),
+        ("num_generations=8", "`samples_per_task`"),
+        ("trainer.lr=fast", "must be a number"),
+        ("deterministic=1", "true or false"),
+        ("deterministic='false'", "true or false"),
+        ("stop.steps=1.5", "whole number"),
+        ("seed=true", "whole number"),
+        ("trainer=3", "section"),
+        ("algorithm.aggregation=token_meen", "did you mean `token_mean`"),
+        ("updates_per_step=7", "cannot be split"),
+        ("tasks_per_step=0", "at least 1"),
+        ("rollout.top_p=0.9", "allow_truncated_sampling"),
+        ("rollout.temperature=0", "temperature above 0"),
+        ("sync.transport=nccl", "needs GPUs"),
+        ("rollout.max_response_tokens=100000", "max_tokens_per_microbatch"),
+        ("reward.outcome=nothing", "none of the rewards"),
+        ("--stop.steps=3", "without dashes"),
+        ("stop.steps", "not an override"),
+        ("tracking.wandb_key_env=${oc.env:HOME}", "environment variable"),
+    ],
+)
+def test_bad_settings_are_refused_with_advice(override: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("grpo/arithmetic_cpu", [override])
+    assert says in str(caught.value)
+
+
+def test_duplicate_keys_and_other_encodings_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="seed"):
+        load(write(tmp_path / "d.yaml", "seed: 1\nseed: 2\n"))
+    (tmp_path / "latin.yaml").write_bytes("name: é".encode("latin-1"))
+    with pytest.raises(ConfigError, match="UTF-8"):
+        load(tmp_path / "latin.yaml")
+    (tmp_path / "bom.yaml").write_bytes(b"\xef\xbb\xbfseed: 4\n")
+    assert load(tmp_path / "bom.yaml").config.seed == 4
+
+
+def test_a_missing_recipe_names_a_near_one() -> None:
+    with pytest.raises(ConfigError, match="grpo/arithmetic_cpu"):
+        load("grpo/arithmetik_cpu")
+
+
+def test_no_secret_reaches_the_saved_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "canary-6f1d")
+    assert "canary-6f1d" not in load("grpo/arithmetic_cpu", ["tracking.wandb=true"]).to_yaml()

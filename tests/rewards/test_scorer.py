@@ -1,0 +1,109 @@
+"""The reward contract and failure policies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rewards.contract import RewardError
+from rewards.exact import exact_match, last_number
+from rewards.scorer import Scorer
+from rl.config.schema import RewardConfig, RewardFunctionConfig
+from rl.types import Bundle, Finish, Group, Segment, Task, Trajectory
+
+TASK = Task("t", ({"role": "user", "content": "2+2"},), {"answer": "4"})
+
+
+def bundle(texts: list[str], finishes: list[Finish] | None = None) -> Bundle:
+    rows = []
+    for i, text in enumerate(texts):
+        segment = Segment(np.array([1, 2], np.int32), np.array([False, True]), np.zeros(2, np.float32))
+        finish = finishes[i] if finishes else Finish.STOP
+        said = (*TASK.messages, {"role": "assistant", "content": text})
+        rows.append(Trajectory("r", "t#0", "solution", i, 0, [segment], said, finish, 1))
+    return Bundle("t#0", TASK, 0, {"solution": Group("t#0", "solution", TASK, len(texts), rows)})
+
+
+def score(b: Bundle, base: Path, outcome: str | None = None, **functions: RewardFunctionConfig) -> Scorer:
+    scorer = Scorer(RewardConfig(functions=functions, outcome=outcome), base_dir=base)
+    try:
+        asyncio.run(scorer.score(b))
+    finally:
+        scorer.close()
+    return scorer
+
+
+def test_named_weighted_rewards_and_outcome(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def size(completion_ids, k):\n    return [k * len(c) for c in completion_ids]\n")
+    b = bundle(["it is 4", "it is 5"])
+    score(
+        b,
+        tmp_path,
+        outcome="right",
+        right=RewardFunctionConfig(fn="last_number"),
+        size=RewardFunctionConfig(fn="mine.py:size", weight=0.1, options={"k": 3}),
+    )
+    assert [t.reward for t in b.trajectories] == pytest.approx([1.3, 0.3])
+    assert [t.outcome for t in b.trajectories] == [1.0, 0.0]
+    assert b.trajectories[0].rewards == {"right": 1.0, "size": 3.0}
+
+
+def test_failed_episodes_are_not_scored(tmp_path: Path) -> None:
+    b = bundle(["4", "4"], [Finish.ENV_ERROR, Finish.LENGTH])
+    score(b, tmp_path, right=RewardFunctionConfig(fn="last_number"))
+    assert [t.reward for t in b.trajectories] == [None, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return [1.0]", "1 scores for 2"),
+        ("return [float('nan')] * 2", "nan"),
+        ("return 3", "int scores"),
+        ("raise KeyError('oops')", "KeyError"),
+    ],
+)
+def test_faults_of_user_code_end_the_run_and_name_it(body: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(f"def bad(completions, **columns):\n    {body}\n")
+    with pytest.raises(RewardError) as caught:
+        score(bundle(["a", "b"]), tmp_path, bad=RewardFunctionConfig(fn="bad.py:bad"))
+    assert says in str(caught.value)
+    assert "bad" in str(caught.value)
+
+
+def test_a_parameter_that_is_no_column_is_named(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text("def f(completions, gold):\n    return [0.0 for _ in completions]\n")
+    with pytest.raises(RewardError, match="gold"):
+        score(bundle(["a"]), tmp_path, f=RewardFunctionConfig(fn="m.py:f"))
+
+
+def test_a_call_past_its_deadline_scores_the_policy_value_and_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text("import time\ndef slow(completions):\n    time.sleep(1)\n    return [1.0]\n")
+    b = bundle(["a"])
+    began = time.monotonic()
+    scorer = Scorer(
+        RewardConfig(
+            functions={"slow": RewardFunctionConfig(fn="s.py:slow", timeout_s=0.05, on_sample_error="value:-1")}
+        ),
+        base_dir=tmp_path,
+    )
+
+    async def run() -> float:
+        await scorer.score(b)
+        return time.monotonic() - began
+
+    assert asyncio.run(run()) < 1
+    assert b.trajectories[0].reward == -1
+    assert scorer.take_metrics() == {"reward/slow/timeout": 1.0}
+    scorer.close()
+
+
+def test_exact_match_and_last_number() -> None:
+    assert exact_match([" 4 ", "four"], ["4", "Four"]) == [1.0, 0.0]
+    assert exact_match(["four"], ["Four"], ignore_case=True) == [1.0]
+    said = ["so 3 + 4 = 7.", "1,234", "none", "-5", "7.0", ""]
+    assert last_number(said, ["#### 7", "1234", "1", "5", "7", "0"]) == [1.0, 1.0, 0.0, 0.0, 1.0, 0.0]
