@@ -5,9 +5,11 @@ from __future__ import annotations
 import typer
 
 from rl.cli.check import app as check_app
+from rl.cli.config import app as config_app
 from rl.cli.doctor import doctor
 from rl.cli.init import init
 from rl.cli.play import play
+from rl.cli.preflight import preflight
 from rl.cli.train import resume, train
 
 app = typer.Typer(
@@ -23,3 +25,5 @@ app.command()(play)
 app.add_typer(check_app, name="check")
 app.command()(train)
 app.command()(resume)
+app.command()(preflight)
+app.add_typer(config_app, name="config")

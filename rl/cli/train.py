@@ -33,12 +33,14 @@ def train(
     if dry_run:
         from rl.cli.preflight import preflight
 
-        preflight(recipe, overrides)
+        preflight(recipe, overrides, data=True)
         return
     with reported():
         from rl.config import load
+        from rl.config.checks import require_complete
 
         resolved = load(recipe, overrides or ())
+        require_complete(resolved.config)
         need_stack()
         from rl.orchestration.run import Run
 

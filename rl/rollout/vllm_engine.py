@@ -7,6 +7,7 @@ start, the first publish brings the weights.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -117,8 +118,6 @@ class VllmEngine:
         self._refuse_dirty()
         if temperature != 1.0:
             raise ValueError("vLLM gives prompt log-probs at temperature 1 only")
-        import asyncio
-
         return list(await asyncio.gather(*(self._score(row, i) for i, row in enumerate(rows))))
 
     async def _score(self, row: Sequence[int], index: int) -> NDArray[np.float32]:

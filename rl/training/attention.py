@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -40,12 +41,12 @@ def packed_attention(
         ``[1, T, H, D]``.
     """
     if kwargs.get("softcap") is not None:
-        raise NotImplementedError("attention with a logit softcap: use model.attention=eager for this family")
+        raise ValueError("attention with a logit softcap: use model.attention=eager for this family")
     length = query.shape[2]
     cu = kwargs.get("cu_seq_lens_q")
     bounds = [0, length] if cu is None else cu.tolist()
     pieces = []
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, end in itertools.pairwise(bounds):
         q, k, v = (x[:, :, start:end] for x in (query, key, value))
         mask = None
         if sliding_window is not None and end - start > sliding_window:

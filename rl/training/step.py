@@ -21,6 +21,10 @@ GAP_THRESHOLD = 0.1
 """Nats; ``gap/share_above`` counts tokens whose rollout and trainer log-probs differ by more."""
 
 
+LACKING = frozenset({"values", "teacher_logprobs"})
+"""Signals of the contract that no part of this trainer makes."""
+
+
 @dataclass(slots=True)
 class Micro:
     """A packed micro-batch and the signals that are computed once a step."""
@@ -256,8 +260,10 @@ def _signals(
         logprobs, entropy = score(micro)
         micro.old_logprobs = micro.row.scatter(logprobs)
         micro.entropy = micro.row.scatter(entropy)
-    if objective.signals & {"values", "teacher_logprobs"}:
-        raise NotImplementedError("objectives with values or a teacher need a trainer that has them; not built yet")
+    if objective.signals & LACKING:
+        raise ValueError(
+            f"the trainer has no {sorted(objective.signals & LACKING)}: objectives that need them cannot run yet"
+        )
     if "ref_logprobs" in objective.signals:
         assert reference is not None, "the objective needs a reference model and none was loaded"
         micro.ref_logprobs = micro.row.scatter(reference(micro))

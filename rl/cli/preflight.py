@@ -1,0 +1,59 @@
+"""`hone preflight`: what can be checked before a run, with nothing started."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from rl.cli.report import reported
+
+
+def preflight(
+    recipe: Annotated[str, typer.Argument(help="Recipe file or name.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value settings.")] = None,
+    data: Annotated[bool, typer.Option(help="Also read tokenizer and data.")] = True,
+) -> None:
+    """Check a recipe and print its batch arithmetic; starts nothing.
+
+    Example: hone preflight grpo/qwen2.5_7b --no-data
+    """
+    with reported():
+        from rl.config import load
+        from rl.config.checks import require_complete
+
+        config = load(recipe, overrides or ()).config
+        require_complete(config)
+        console = Console(highlight=False)
+        samples = config.tasks_per_step * config.samples_per_task
+        updates = config.updates_per_step * config.epochs_per_step
+        console.print(
+            f"A step samples {config.tasks_per_step} tasks x {config.samples_per_task} = {samples} trajectories and "
+            f"makes {updates} update(s) of {samples // config.updates_per_step} trajectories each, in packed "
+            f"micro-batches of at most {config.trainer.max_tokens_per_microbatch} tokens."
+        )
+        console.print(
+            f"In verl's words: train_batch_size={config.tasks_per_step}, rollout.n={config.samples_per_task}, "
+            f"ppo_mini_batch_size={config.tasks_per_step // config.updates_per_step or 1}, "
+            f"ppo_epochs={config.epochs_per_step}."
+        )
+        console.print(
+            f"In TRL's words: num_generations={config.samples_per_task}, "
+            f"generation batch {samples}, num_iterations={config.epochs_per_step}."
+        )
+        console.print(
+            f"Actors: {config.rollout.workers} {config.rollout.engine} engine(s), {config.trainer.ranks} trainer "
+            f"rank(s) at ZeRO stage {config.trainer.zero_stage}; device {config.device}."
+        )
+        if data:
+            from rl.data import open_eval, open_training
+            from rl.data.tokens import load_tokenizer
+
+            tokenizer = load_tokenizer(config.model)
+            stream, held_out = open_training(config, tokenizer), open_eval(config, tokenizer)
+            console.print(
+                f"Data: {stream.tasks_per_epoch} training tasks (left out: {stream.counts or 'none'}), evaluation "
+                f"{ {name: len(rows) for name, rows in held_out.items()} }."
+            )
+        console.print("[green]ok[/green]: nothing was started. Not checked here: memory, GPUs, rewards' results.")
