@@ -124,7 +124,7 @@ class RepoNavigator:
             max_calls=self.max_calls,
             qualified=self.mode == "hardened",
             count_tokens=limits.count_tokens,
-            max_tokens=min(self.max_prompt_tokens, limits.tokens_left),
+            max_tokens=min(self.max_prompt_tokens, limits.tokens_left * 3 // 4),  # the rest is for the episode
         )
         system = tuple(m for m in task.messages if m.get("role") == "system")
         info = {f"entry_{self.entry.policy}": 1.0}

@@ -64,6 +64,10 @@ class VllmEngine:
         )
         if config.device == "cpu" or not _has_gpu():
             settings["kv_cache_memory_bytes"] = int(rollout.cache_gb * 2**30)
+            # A seeded request whose prompt is split over two batches kills the CPU engine
+            # ("CPU Generator does not use offset"): prompts go in whole.
+            settings["enable_chunked_prefill"] = False
+            settings["max_num_batched_tokens"] = max(2048, self._context)
         else:
             settings["gpu_memory_utilization"] = rollout.gpu_memory_utilization
             settings["enable_sleep_mode"] = config.colocate
