@@ -69,7 +69,9 @@ def chunked_logprobs(
         arguments = (hidden[part], targets[part], temperature[part], None if ref_hidden is None else ref_hidden[part])
         outputs.append(checkpoint(run, *arguments, use_reentrant=False) if several else run(*arguments))
     if not outputs:
-        empty = hidden.sum() * 0 + hidden.new_zeros(0, dtype=torch.float32)
+        # The head takes part too: ZeRO reduces gradients as they arrive, the same ones on every rank.
+        nothing = hidden.sum() * 0 + head(hidden.new_zeros(1, hidden.shape[1])).sum() * 0
+        empty = nothing + hidden.new_zeros(0, dtype=torch.float32)
         return empty, empty.detach(), {term.name: empty for term in terms}
     joined = [torch.cat(column) for column in zip(*outputs, strict=True)]
     return joined[0], joined[1], {term.name: joined[2 + i] for i, term in enumerate(terms)}

@@ -207,6 +207,8 @@ class TrainerRank:
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=PolicyModule(model, config), optimizer=optimizer, config=self._deepspeed_config()
         )
+        if self._world_size == 1 and config.trainer.zero_stage == 0:
+            self._engine.enable_backward_allreduce = False  # would copy every gradient twice, to sum it over one rank
         # Runs after gradients have been reduced, just before they are used.
         optimizer.register_step_pre_hook(lambda *_: self._before_step())
         self.updates = 0
