@@ -1,0 +1,5 @@
+"""`python -m rl` is `hone`."""
+
+from rl.cli.main import app
+
+app(prog_name="hone")

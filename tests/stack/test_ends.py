@@ -1,0 +1,126 @@
+"""However a run ends, it says so and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.stack.runs import command, environment, hone, make_recipe, metrics
+
+pytestmark = pytest.mark.stack
+
+
+def marked(mark: str) -> list[tuple[int, str]]:
+    """Processes that inherited the mark in their environment, zombies left out."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        try:
+            if mark.encode() in (folder / "environ").read_bytes():
+                found.append((int(folder.name), (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]))
+        except OSError:
+            continue
+    return found
+
+
+def wait_for_none(mark: str, seconds: float = 30) -> list[tuple[int, str]]:
+    end = time.monotonic() + seconds
+    while (left := marked(mark)) and time.monotonic() < end:
+        time.sleep(0.5)
+    return left
+
+
+class Started:
+    """A run in the background, with a mark that all its processes carry."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.mark = f"hone-{uuid.uuid4().hex}"
+        self.run = folder / "runs" / "tiny"
+        self.log = folder / "log.txt"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command("train", *arguments),
+                cwd=folder,
+                env=environment() | {"HONE_TEST_MARK": self.mark},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait_for_step(self, step: int, seconds: float = 150) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            if (self.run / "metrics.jsonl").exists() and any(r["step"] >= step for r in metrics(self.run)):
+                return
+            time.sleep(0.2)
+        raise AssertionError(f"step {step} did not come: {self.log.read_text()[-3000:]}")
+
+    def worker(self, name: str) -> int:
+        """Process id of the actor whose log file is ``name``."""
+        for pid, _ in marked(self.mark):
+            try:
+                if os.readlink(f"/proc/{pid}/fd/1").endswith(f"{name}.log"):
+                    parent = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+                    if "raylet" in Path(f"/proc/{parent}/comm").read_text():
+                        return pid
+            except OSError:
+                continue
+        raise AssertionError(f"no process writes {name}.log")
+
+    def end(self, seconds: float = 90) -> str:
+        self.process.wait(timeout=seconds)
+        return self.log.read_text()
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_everything(tmp_path: Path, sign: signal.Signals) -> None:
+    started = Started(tmp_path, str(make_recipe(tmp_path)), "rollout.engine=hf", "stop.steps=1000")
+    started.wait_for_step(2)
+    started.process.send_signal(sign)
+    text = started.end()
+    assert started.process.returncode != 0
+    assert wait_for_none(started.mark) == []
+    if sign != signal.SIGKILL:
+        assert "Traceback" not in text, text[-3000:]
+    left = [p for p in Path("/dev/shm").glob("hone-*") if started.mark in p.name]
+    assert left == []
+
+
+def test_a_killed_engine_is_replaced_and_counted(tmp_path: Path) -> None:
+    started = Started(tmp_path, str(make_recipe(tmp_path)), "stop.steps=60")
+    started.wait_for_step(2)
+    os.kill(started.worker("rollout-0"), signal.SIGKILL)
+    text = started.end(200)
+    assert started.process.returncode == 0, text[-3000:]
+    rows = metrics(started.run)
+    assert [r["step"] for r in rows] == list(range(61))
+    assert rows[-1]["rollout/restarts"] == 1
+    assert max(row.get("gap/max", 0.0) for row in rows) < 1e-3  # the new engine was given the current weights
+    assert wait_for_none(started.mark) == []
+
+
+def test_a_killed_trainer_ends_the_run_with_a_message(tmp_path: Path) -> None:
+    started = Started(tmp_path, str(make_recipe(tmp_path)), "rollout.engine=hf", "stop.steps=1000")
+    started.wait_for_step(2)
+    os.kill(started.worker("trainer-0"), signal.SIGKILL)
+    text = started.end()
+    assert started.process.returncode != 0
+    assert "trainer rank 0" in text
+    assert wait_for_none(started.mark) == []
+
+
+def test_a_reward_that_raises_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path)
+    (tmp_path / "reward.py").write_text("def letters(completion, **_):\n    return 1 / 0\n")
+    done = hone(tmp_path, "train", str(recipe), "rollout.engine=hf", "eval.at_start=false", check=False)
+    assert done.returncode != 0
+    assert "letters" in done.stdout + done.stderr
+    assert "ZeroDivisionError" in done.stdout + done.stderr

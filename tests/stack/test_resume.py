@@ -1,0 +1,48 @@
+"""Four steps are two steps, a stop, a resume and two steps more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.stack.runs import hone, make_recipe, metrics, without_times
+
+pytestmark = pytest.mark.stack
+
+EXACT = ("deterministic=true", "rollout.engine=hf", "eval.at_start=false", "sync.probe=false", "tasks_per_step=2")
+
+
+def trained_weights(run: Path, step: int) -> dict[str, torch.Tensor]:
+    (file,) = (run / "checkpoints" / f"step-{step:06d}").rglob("mp_rank_00_model_states.pt")
+    return torch.load(file, weights_only=False)["module"]
+
+
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
+def test_a_resumed_run_is_the_run(tmp_path: Path, engine: str) -> None:
+    recipe = str(make_recipe(tmp_path))
+    settings = [*EXACT, f"rollout.engine={engine}", "samples_per_task=4", "updates_per_step=2"]
+    hone(tmp_path, "train", recipe, "name=straight", *settings, "stop.steps=4")
+    hone(tmp_path, "train", recipe, "name=parts", *settings, "stop.steps=2")
+    hone(tmp_path, "resume", "runs/parts", "stop.steps=4")
+    straight, parts = tmp_path / "runs" / "straight", tmp_path / "runs" / "parts"
+    expected = {row["step"]: row for row in without_times(metrics(straight))}
+    found = {row["step"]: row for row in without_times(metrics(parts))}
+    assert sorted(found) == sorted(expected) == [1, 2, 3, 4]
+    for step, row in expected.items():
+        # The stop after step 2 evaluated; all else is the same to the last bit.
+        kept = {k: v for k, v in found[step].items() if k in row}
+        assert kept == {k: v for k, v in row.items() if k in kept}, step
+        assert set(row) - set(kept) <= {k for k in row if k.startswith("eval/")}
+    a, b = trained_weights(straight, 4), trained_weights(parts, 4)
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+def test_resume_says_what_is_wrong(tmp_path: Path) -> None:
+    done = hone(tmp_path, "resume", "runs/none", check=False)
+    assert done.returncode != 0
+    assert "runs/none" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
