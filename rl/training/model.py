@@ -102,16 +102,14 @@ class PolicyModule(nn.Module):
     def hidden(self, row: PackedRow) -> Tensor:
         """Last hidden states ``[N, D]`` at the positions that predict the chosen tokens."""
         with self._autocast(row.input_ids.device):
+            inputs = row.inputs(planned=self.model.config._attn_implementation == attention.NAME)
             output = self.model.base_model(
-                input_ids=row.input_ids[None],
-                position_ids=row.position_ids[None],
-                cu_seq_lens_q=row.cu_seqlens,
-                cu_seq_lens_k=row.cu_seqlens,
-                max_length_q=row.longest,
-                max_length_k=row.longest,
+                input_ids=inputs.input_ids[None],
+                position_ids=inputs.position_ids[None],
                 use_cache=False,
+                **inputs.attention,
             )
-            return output.last_hidden_state[0, row.predict]
+            return output.last_hidden_state[0, inputs.predict]
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits ``[C, V]``."""

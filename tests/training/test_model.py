@@ -39,6 +39,40 @@ def test_packed_logprobs_and_entropy_equal_plain_forwards(family: str, tied: boo
     torch.testing.assert_close(entropy, torch.cat(wanted_entropy), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(("family", "sizes"), [(f, {}) for f in TESTED] + [("mistral", {"sliding_window": 6})])
+def test_shared_prompts_change_neither_values_nor_gradients(family: str, sizes: dict, tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "m", family, **sizes)
+    config = load(None, [f"model.path={folder}", "trainer.dtype=float32"]).config
+    g = np.random.default_rng(2)
+    rows, masks = [], []
+    for prompt, answers in ((9, (4, 5, 11, 1)), (14, (3,)), (12, (6, 7))):
+        head = g.integers(3, 250, prompt)
+        for n in answers:
+            rows.append(np.concatenate([head, g.integers(3, 250, n)]))
+            masks.append(np.arange(prompt + n) >= prompt)
+    masks[2][11] = False  # an observation inside a response
+    device = torch.device("cpu")
+    weights = torch.linspace(-1, 1, sum(int(m.sum()) for m in masks))
+
+    def grads(packs: list[list[int]]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        policy = PolicyModule(load_model(config.model), config)
+        values = []
+        for members in packs:
+            packed = pack_tokens([rows[i] for i in members], [masks[i] for i in members], [1.0] * len(members), device)
+            if len(members) > 1:
+                assert len(packed.inputs(planned=True).input_ids) == len(packed.input_ids) - 3 * 9 - 12
+            values.append(policy(packed)[0])
+        joined = torch.cat(values)
+        (joined * weights).sum().backward()
+        return joined.detach(), {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}
+
+    shared, separate = grads([list(range(len(rows)))]), grads([[i] for i in range(len(rows))])
+    torch.testing.assert_close(shared[0], separate[0], atol=1e-5, rtol=1e-5)
+    assert shared[1].keys() == separate[1].keys()
+    for name in shared[1]:
+        torch.testing.assert_close(shared[1][name], separate[1][name], atol=2e-5, rtol=1e-4, msg=name)
+
+
 def test_chunks_give_the_same_values_and_gradients() -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(23, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
