@@ -18,7 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-REWARD = "import zlib\n\ndef coin(completion, **_):\n    return zlib.crc32(completion.encode()) % 2\n"
+REWARD = """
+import random
+
+def coin(completions, **_):
+    return [float(random.random() < 0.5) for _ in completions]
+"""
 
 
 def main() -> None:

@@ -46,17 +46,20 @@ def arguments_for(
         **options,
     }
     parameters = inspect.signature(fn).parameters
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        return available
     missing = [
         name
         for name, p in parameters.items()
         if name not in available
         and p.default is inspect.Parameter.empty
-        and p.kind is not inspect.Parameter.VAR_POSITIONAL
+        and p.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     ]
     if missing:
-        raise RewardError(f"reward {name_of(fn)} wants {missing}, but the data has only {sorted(columns)}")
+        raise RewardError(
+            f"reward {name_of(fn)} wants {missing}; there are prompts, completions, completion_ids, trajectories, "
+            f"its options {sorted(options)} and the data's columns {sorted(columns)}"
+        )
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return available
     return {name: available[name] for name in parameters if name in available}
 
 

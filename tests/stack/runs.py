@@ -12,10 +12,10 @@ from typing import Any
 from tests.tiny import tiny_model
 
 REWARD = '''
-def letters(completion, **_):
+def letters(completions, **_):
     """Share of lower-case letters among the first eight characters."""
-    text = completion[:8]
-    return sum("a" <= c <= "z" for c in text) / 8
+    texts = ["".join(m["content"] for m in c)[:8] for c in completions]
+    return [sum("a" <= c <= "z" for c in text) / 8 for text in texts]
 '''
 
 RECIPE = """

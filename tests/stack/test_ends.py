@@ -119,7 +119,7 @@ def test_a_killed_trainer_ends_the_run_with_a_message(tmp_path: Path) -> None:
 
 def test_a_reward_that_raises_ends_the_run_with_its_name(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path)
-    (tmp_path / "reward.py").write_text("def letters(completion, **_):\n    return 1 / 0\n")
+    (tmp_path / "reward.py").write_text("def letters(completions, **_):\n    return 1 / 0\n")
     done = hone(tmp_path, "train", str(recipe), "rollout.engine=hf", "eval.at_start=false", check=False)
     assert done.returncode != 0
     assert "letters" in done.stdout + done.stderr

@@ -19,7 +19,7 @@ def test_a_tiny_model_learns_to_write_letters(tmp_path: Path) -> None:
     assert len(rewards) == 40
     assert rewards[0] < 0.3
     assert sum(rewards[-5:]) / 5 > 0.9
-    assert rows[0]["eval/accuracy"] < 0.3
+    assert rows[0]["eval/accuracy"] < 0.5
     assert rows[-1]["eval/accuracy"] > 0.9
     # The engine samples from the very weights that are trained: float32 gap, ratio one.
     assert max(row.get("gap/max", 0.0) for row in rows) < 1e-3
