@@ -1,8 +1,9 @@
-"""`hone config show`: the resolved settings and where each came from."""
+"""`hone config`: settings and where each came from, algorithms, parts, and the reference of all keys."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -39,6 +40,73 @@ def show(
             if origin != "default" or not changed:
                 table.add_row(key, repr(value), origin)
         Console().print(table)
+
+
+@app.command()
+def algorithms() -> None:
+    """List the named algorithms: `defaults: [algorithm/NAME]` in a recipe.
+
+    Example: hone config algorithms
+    """
+    with reported():
+        from rl.config.loading import find_group
+
+        table = Table("name", "what it is", box=None)
+        for path in sorted(find_group("algorithm/grpo").parent.glob("*.yaml")):
+            first = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("#").strip()
+            table.add_row(path.stem, first.partition(": ")[2] or first)
+        Console().print(table)
+
+
+@app.command()
+def parts() -> None:
+    """List what can be named in a recipe: estimators, losses, guides, rewards, environments, planners.
+
+    Example: hone config parts
+    """
+    with reported():
+        table = Table("setting", "name", "what it is", box=None)
+        for setting, registry in _registries().items():
+            for name, part in sorted(registry.items()):
+                lines = (getattr(part, "__doc__", None) or "").strip().splitlines()
+                table.add_row(setting, name, lines[0] if lines else "")
+        Console().print(table)
+
+
+@app.command()
+def reference() -> None:
+    """Print the reference of every key as Markdown; `docs/configuration.md` is its output.
+
+    Example: hone config reference > docs/configuration.md
+    """
+    from rl.config.reference import markdown
+
+    typer.echo(markdown(), nl=False)
+
+
+def _registries() -> dict[str, Mapping[str, Any]]:
+    from envs.registry import ENVIRONMENTS
+    from rewards.registry import REWARDS
+
+    from rl.objectives.advantages import ADVANTAGES
+    from rl.objectives.corrections import CORRECTIONS
+    from rl.objectives.guides import GUIDES
+    from rl.objectives.kl import KL, VOCAB_KL
+    from rl.objectives.policy_losses import POLICY_LOSSES
+    from rl.objectives.token_advantages import TOKEN_ADVANTAGES
+    from rl.planners import PLANNERS
+
+    return {
+        "algorithm.advantage": ADVANTAGES,
+        "algorithm.token_advantage": TOKEN_ADVANTAGES,
+        "algorithm.policy_loss": POLICY_LOSSES,
+        "algorithm.kl_estimator": {**KL, **{name: term.fn for name, term in VOCAB_KL.items()}},
+        "algorithm.guide": GUIDES,
+        "algorithm.correction": CORRECTIONS,
+        "planner": PLANNERS,
+        "environment": ENVIRONMENTS,
+        "reward.functions.NAME.fn": REWARDS,
+    }
 
 
 def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:

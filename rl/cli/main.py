@@ -6,10 +6,12 @@ import typer
 
 from rl.cli.check import app as check_app
 from rl.cli.config import app as config_app
+from rl.cli.data import app as data_app
 from rl.cli.doctor import doctor
 from rl.cli.init import init
 from rl.cli.play import play
 from rl.cli.preflight import preflight
+from rl.cli.rollout import evaluate, rollout
 from rl.cli.train import resume, train
 
 app = typer.Typer(
@@ -27,3 +29,6 @@ app.command()(train)
 app.command()(resume)
 app.command()(preflight)
 app.add_typer(config_app, name="config")
+app.add_typer(data_app, name="data")
+app.command()(rollout)
+app.command("eval")(evaluate)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from rl.cli.report import reported
+
+if TYPE_CHECKING:
+    from rl.config.schema import Config
 
 
 def preflight(
@@ -46,6 +50,8 @@ def preflight(
             f"Actors: {config.rollout.workers} {config.rollout.engine} engine(s), {config.trainer.ranks} trainer "
             f"rank(s) at ZeRO stage {config.trainer.zero_stage}; device {config.device}."
         )
+        _placement(console, config)
+        _memory(console, config)
         if data:
             from rl.data import open_eval, open_training
             from rl.data.tokens import load_tokenizer
@@ -56,4 +62,35 @@ def preflight(
                 f"Data: {stream.tasks_per_epoch} training tasks (left out: {stream.counts or 'none'}), evaluation "
                 f"{ {name: len(rows) for name, rows in held_out.items()} }."
             )
-        console.print("[green]ok[/green]: nothing was started. Not checked here: memory, GPUs, rewards' results.")
+        console.print("[green]ok[/green]: nothing was started. Not checked here: GPUs and what rewards answer.")
+
+
+def _placement(console: Console, config: Config) -> None:
+    from rl.orchestration.placement import plan_placement
+
+    apart = config.rollout.workers * config.rollout.tensor_parallel
+    gpus = 0 if config.device == "cpu" else config.trainer.ranks + (0 if config.colocate else apart)
+    placement = plan_placement(config, gpus=gpus)
+    console.print(
+        f"Placement ({'CPU' if not gpus else f'with {gpus} GPUs'}): bundles {list(placement.bundles)}, trainer ranks in "
+        f"{list(placement.trainer)}, engines in {list(placement.engines)}, strategy {placement.strategy}."
+    )
+
+
+def _memory(console: Console, config: Config) -> None:
+    from rl.config.memory import GIB, estimate, read_shape
+    from rl.pretrained import PACKAGED, cache_dir
+
+    packaged = cache_dir() / "models" / config.model.path
+    folder = packaged if config.model.path in PACKAGED else Path(config.model.path).expanduser()
+    if not (folder / "config.json").is_file():
+        console.print(f"Memory: {config.model.path} is not on this machine, so it is not estimated.")
+        return
+    parts = estimate(config, read_shape(folder))
+    console.print("Memory, a first estimate (GiB):")
+    for name, size in parts.items():
+        if size:
+            console.print(f"  {size / GIB:7.2f}  {name}")
+    for who in ("trainer", "engine"):
+        total = sum(size for name, size in parts.items() if name.startswith(who))
+        console.print(f"  {total / GIB:7.2f}  [bold]one {who}[/bold]")

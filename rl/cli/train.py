@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,17 +80,17 @@ def train_to_end(make: Callable[[], Run]) -> None:
     summarise(directory, reason=reason, counters=counters)
 
 
-def need_stack() -> None:
+def need_stack(packages: Sequence[str] = STACK) -> None:
     """Stops with advice where an extra is missing.
 
     Raises:
-        ConfigError: a package of the training stack is not installed.
+        ConfigError: one of ``packages`` is not installed.
     """
     from rl.config.errors import ConfigError
 
-    missing = [name for name in STACK if importlib.util.find_spec(name) is None]
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
-            f"training needs {', '.join(missing)}: install `hone-rl[cpu]` or `hone-rl[gpu]` (Linux), "
+            f"this needs {', '.join(missing)}: install `hone-rl[cpu]` or `hone-rl[gpu]` (Linux), "
             "or run `make train` in a checkout"
         )

@@ -76,6 +76,10 @@ class TaskStream:
         self._taken = before
         return tasks
 
+    def tasks(self) -> list[Task]:
+        """Every task once, source by source."""
+        return [task for source in self._sources for task in source.tasks]
+
     def metrics(self) -> dict[str, float]:
         out = {"epoch": self.epoch, "position": float(self.position)}
         if len(self._sources) > 1:

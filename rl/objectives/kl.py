@@ -23,14 +23,17 @@ from rl.objectives.segments import log_ratio
 
 
 def k1(logprobs: Tensor, anchor: Tensor) -> Tensor:
+    """log(policy / anchor): the unbiased value of KL(policy || anchor); as a loss its gradient is 0 on average."""
     return log_ratio(logprobs, anchor)[0]
 
 
 def k2(logprobs: Tensor, anchor: Tensor) -> Tensor:
+    """Half the squared log-ratio: as a loss its gradient is that of KL(policy || anchor)."""
     return 0.5 * log_ratio(logprobs, anchor)[0] ** 2
 
 
 def k3(logprobs: Tensor, anchor: Tensor) -> Tensor:
+    """exp(d) - 1 - d with d = log(anchor / policy): unbiased, never negative; gradient of KL(anchor || policy)."""
     difference = log_ratio(anchor, logprobs)[0]
     return torch.exp(difference) - 1 - difference
 

@@ -98,8 +98,11 @@ async def open_session(
             with progress.phase(f"loading {resume.path.name}"):
                 await session.load(resume)
         with progress.phase("sending weights"):
+            number = session.counters.version
             if config.sync.probe:
                 await probe_weights(session)
+            # A resumed run publishes the weights of its checkpoint again, under the number that they had.
+            session.counters.version = max(0, number - 1)
             await session.publish()
         yield session
 

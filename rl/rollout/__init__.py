@@ -6,12 +6,16 @@ from rl.config.schema import Config
 from rl.rollout.engine import Engine
 
 
-def create_engine(config: Config) -> Engine:
-    """The engine that ``rollout.engine`` names."""
+def create_engine(config: Config, *, trained: bool = True) -> Engine:
+    """The engine that ``rollout.engine`` names.
+
+    Args:
+        trained: a trainer publishes the weights; else the engine serves those of ``model.path``.
+    """
     if config.rollout.engine == "hf":
         from rl.rollout.hf_engine import HfEngine
 
-        return HfEngine(config)
+        return HfEngine(config, trained=trained)
     from rl.rollout.vllm_engine import VllmEngine
 
-    return VllmEngine(config)
+    return VllmEngine(config, trained=trained)

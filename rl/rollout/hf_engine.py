@@ -26,10 +26,10 @@ from rl.types import PolicyVersion, SamplingParams, VersionSpan
 class HfEngine:
     """`Engine` over ``AutoModelForCausalLM``."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, trained: bool = True) -> None:
         self._config = config
         self._version = PolicyVersion(0, 0)
-        self._dirty = True
+        self._dirty = trained  # until the trainer's first commit
         self._aborted: set[str] = set()
         self._running: set[str] = set()
         self._open = asyncio.Event()

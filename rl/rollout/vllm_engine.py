@@ -25,11 +25,11 @@ from rl.types import PolicyVersion, SamplingParams, VersionSpan
 class VllmEngine:
     """`Engine` over ``AsyncLLM``."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, config: Config, *, trained: bool = True) -> None:
+        self._config, self._trained = config, trained
         self._llm: Any = None
         self._version = PolicyVersion(0, 0)
-        self._dirty = True  # dummy weights until the first commit
+        self._dirty = trained  # dummy weights until the first commit
         self._running: set[str] = set()
         self._tokens = 0
         rollout = config.rollout
@@ -49,8 +49,6 @@ class VllmEngine:
             revision=config.model.revision,
             trust_remote_code=config.model.trust_remote_code,
             dtype=rollout.dtype,
-            load_format="dummy",
-            hf_overrides={"tie_word_embeddings": False},
             max_model_len=self._context,
             max_num_seqs=rollout.max_sequences,
             tensor_parallel_size=rollout.tensor_parallel,
@@ -62,6 +60,8 @@ class VllmEngine:
             seed=config.seed,
             disable_log_stats=True,
         )
+        if self._trained:
+            settings |= {"load_format": "dummy", "hf_overrides": {"tie_word_embeddings": False}}
         if config.device == "cpu" or not _has_gpu():
             settings["kv_cache_memory_bytes"] = int(rollout.cache_gb * 2**30)
             # A seeded request whose prompt is split over two batches kills the CPU engine

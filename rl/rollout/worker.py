@@ -16,9 +16,9 @@ from rl.types import Request, Trajectory
 class RolloutWorker:
     """Everything else that an engine does is reached through `engine`."""
 
-    def __init__(self, config: Config, *, index: int) -> None:
+    def __init__(self, config: Config, *, index: int = 0, trained: bool = True) -> None:
         self._config, self.index = config, index
-        self.engine: Engine = create_engine(config)
+        self.engine: Engine = create_engine(config, trained=trained)
         self._runner: EpisodeRunner | None = None
 
     async def start(self) -> None:
@@ -29,6 +29,9 @@ class RolloutWorker:
         if self._runner is None:
             raise RuntimeError("the worker has not been started")
         return await self._runner.run(request)
+
+    async def abort(self) -> None:
+        await self.engine.abort()
 
     async def score(self, rows: Sequence[Sequence[int]], temperature: float) -> list[Any]:
         return await self.engine.score(rows, temperature)
