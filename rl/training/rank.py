@@ -88,6 +88,8 @@ class TrainerRank:
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
         if not dist.is_initialized():
             deepspeed.init_distributed(dist_backend="nccl" if gpu else "gloo", verbose=False)
+        if not gpu:
+            self._unlink_buffers()
         self._build()
         self._phase = "idle"
 
@@ -196,6 +198,16 @@ class TrainerRank:
     @property
     def _module(self) -> PolicyModule:
         return self._engine.module
+
+    def _unlink_buffers(self) -> None:
+        """Takes the names of DeepSpeed's CPU all-reduce buffers (69 MB a rank) out of /dev/shm.
+
+        Every rank has them open by now; DeepSpeed itself never removes them, however a run ends.
+        """
+        dist.barrier()
+        host, port = self._address
+        for file in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{host}_{port}_{self._rank}"):
+            file.unlink(missing_ok=True)
 
     def _build(self) -> None:
         import deepspeed

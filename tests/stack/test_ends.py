@@ -30,7 +30,7 @@ def marked(mark: str) -> list[tuple[int, str]]:
     return found
 
 
-def wait_for_none(mark: str, seconds: float = 30) -> list[tuple[int, str]]:
+def wait_for_none(mark: str, seconds: float = 90) -> list[tuple[int, str]]:
     end = time.monotonic() + seconds
     while (left := marked(mark)) and time.monotonic() < end:
         time.sleep(0.5)
