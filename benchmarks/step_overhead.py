@@ -11,6 +11,7 @@ keeps every trajectory in training.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import tempfile
@@ -162,7 +163,7 @@ def _segments(packed: Any) -> list[Any]:
     from rl.training.attention import Tree
 
     bounds = packed.cu_seqlens.tolist()
-    return [Tree(start, end - start) for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [Tree(start, end - start) for start, end in itertools.pairwise(bounds)]
 
 
 if __name__ == "__main__":

@@ -87,7 +87,6 @@ def reference() -> None:
 def _registries() -> dict[str, Mapping[str, Any]]:
     from envs.registry import ENVIRONMENTS
     from rewards.registry import REWARDS
-
     from rl.objectives.advantages import ADVANTAGES
     from rl.objectives.corrections import CORRECTIONS
     from rl.objectives.guides import GUIDES

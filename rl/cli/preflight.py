@@ -72,8 +72,8 @@ def _placement(console: Console, config: Config) -> None:
     gpus = 0 if config.device == "cpu" else config.trainer.ranks + (0 if config.colocate else apart)
     placement = plan_placement(config, gpus=gpus)
     console.print(
-        f"Placement ({'CPU' if not gpus else f'with {gpus} GPUs'}): bundles {list(placement.bundles)}, trainer ranks in "
-        f"{list(placement.trainer)}, engines in {list(placement.engines)}, strategy {placement.strategy}."
+        f"Placement ({'CPU' if not gpus else f'with {gpus} GPUs'}): bundles {list(placement.bundles)}, trainer ranks "
+        f"in {list(placement.trainer)}, engines in {list(placement.engines)}, strategy {placement.strategy}."
     )
 
 

@@ -31,7 +31,8 @@ def reported() -> Iterator[None]:
         raise typer.Exit(USER) from error
     except KeyboardInterrupt as error:
         console.print(
-            "[yellow]interrupted[/yellow]; everything has been stopped. `hone resume RUN` continues from the last checkpoint"
+            "[yellow]interrupted[/yellow]; everything has been stopped. `hone resume RUN` continues from the last "
+            "checkpoint"
         )
         raise typer.Exit(INTERRUPTED) from error
     except BaseException as error:

@@ -101,7 +101,6 @@ async def _sample(
     config: Config, tasks: dict[str, list[Task]], sampling: Any, samples: int
 ) -> tuple[dict[str, float], list[Bundle]]:
     from rewards.scorer import Scorer
-
     from rl.orchestration.evaluate import evaluate as run_evaluation
     from rl.rollout.worker import RolloutWorker
     from rl.tracking.progress import Progress

@@ -42,6 +42,7 @@ def train(
         resolved = load(recipe, overrides or ())
         require_complete(resolved.config)
         need_stack()
+        warn_of_shadows()
         from rl.orchestration.run import Run
 
         train_to_end(lambda: Run.from_resolved(resolved, overwrite=overwrite, quiet=False))
@@ -78,6 +79,14 @@ def train_to_end(make: Callable[[], Run]) -> None:
         reason = run.train()
         counters, directory = run.session.counters, run.directory
     summarise(directory, reason=reason, counters=counters)
+
+
+def warn_of_shadows() -> None:
+    """Says when a folder of the user's is imported, or could be, in place of one of ours."""
+    from rl.cli.doctor import shadowing
+
+    for text in shadowing():
+        typer.echo(f"warning: {text}", err=True)
 
 
 def need_stack(packages: Sequence[str] = STACK) -> None:

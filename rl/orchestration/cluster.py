@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from rl.config.schema import RayConfig
 
+
 class ClusterError(RuntimeError):
     """Ray did not start, or has not the resources that the run needs."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from rl.orchestration.session import Session
 
 NOISE = 0.05
-"""Relative size of the noise on each tensor: large enough that a stale one shows, small enough that bfloat16 rounding does not drown it."""
+"""Relative size of the noise on each tensor: a stale one shows, and bfloat16 rounding does not drown it."""
 
 
 class ProbeError(RuntimeError):

@@ -16,8 +16,8 @@ from typing import Any
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-from rewards.scorer import Scorer
 
+from rewards.scorer import Scorer
 from rl.checkpoint.store import Checkpoint, CheckpointStore
 from rl.config import Resolved
 from rl.config.plugins import load_object

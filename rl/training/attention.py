@@ -6,7 +6,6 @@ packed row and run by every layer, as the attention function ``hone_packed`` of 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,7 +100,7 @@ class PackedRow:
                 where[bounds[i] + stem : bounds[i + 1]] = np.arange(at, at + branch)
                 kept.append(np.arange(bounds[i] + stem, bounds[i + 1]))
                 at += branch
-        offsets = np.concatenate([np.arange(end - start) for start, end in zip(bounds, bounds[1:], strict=False)])
+        offsets = np.concatenate([np.arange(end - start) for start, end in itertools.pairwise(bounds)])
         chosen = self.chosen.cpu().numpy()
         seen = np.concatenate(kept)
         return ModelInputs(
