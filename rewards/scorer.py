@@ -58,13 +58,13 @@ class Scorer:
         for trajectory in members:
             self._total(trajectory)
 
-    async def check_gold(self, tasks: Sequence[Task], column: str, n: int) -> None:
+    async def check_gold(self, tasks: Sequence[Task], column: str) -> None:
         """Scores gold answers as if the policy had written them.
 
         Raises:
             ConfigError: the column is missing, or a gold answer does not get its reward's best score.
         """
-        for task in tasks[:n]:
+        for task in tasks:
             if column not in task.columns:
                 raise ConfigError(
                     f"reward.check_gold: no column {column!r}; task {task.task_id} has {sorted(task.columns)}"

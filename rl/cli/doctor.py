@@ -248,9 +248,11 @@ def leftover_rows(shm: Path = Path("/dev/shm"), ray_root: Path = Path("/tmp/ray"
 
 def telemetry_row() -> Row:
     """Runs switch usage reports off, unless the environment says otherwise."""
-    from rl.orchestration.cluster import QUIET
+    from rl.orchestration import ENVIRONMENT
 
-    wanted = {name: value for name, value in QUIET.items() if any(w in name for w in ("USAGE", "TRACK", "TELEMETRY"))}
+    wanted = {
+        name: value for name, value in ENVIRONMENT.items() if any(w in name for w in ("USAGE", "TRACK", "TELEMETRY"))
+    }
     on = [name for name, value in wanted.items() if os.environ.get(name, value) != value]
     if on:
         return Row("telemetry", YELLOW, f"switched on by {', '.join(on)}", f"unset {' '.join(on)}")

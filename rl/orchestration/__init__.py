@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # An engine has child processes of its own; they must not outlive a killed actor.
@@ -21,7 +21,7 @@ _ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-for _name, _value in _ENVIRONMENT.items():
+for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 # A private cluster gets a token of its own; one that was started elsewhere brings its token along.
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(24))

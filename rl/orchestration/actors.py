@@ -46,7 +46,7 @@ class ProcessSetup:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.devices)
 
 
-@ray.remote(concurrency_groups={"control": 4}, max_restarts=0)
+@ray.remote(concurrency_groups={"control": 4}, max_restarts=0)  # type: ignore[call-overload]
 class RolloutActor:
     """One engine and its episodes. ``ping`` and ``status`` answer while it generates."""
 
@@ -105,7 +105,7 @@ class RolloutActor:
         return self.worker.status()
 
 
-@ray.remote(concurrency_groups={"control": 2}, max_restarts=0)
+@ray.remote(concurrency_groups={"control": 2}, max_restarts=0)  # type: ignore[call-overload]
 class TrainerActor:
     """One DeepSpeed rank."""
 

@@ -7,6 +7,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 from rl.config.schema import RayConfig
 
@@ -28,7 +29,7 @@ def cluster(config: RayConfig, *, logical_cpus: int, use_gpus: bool) -> Iterator
 
     if ray.is_initialized():
         raise ClusterError("Ray is already running in this process; call ray.shutdown() first, or set ray.address")
-    arguments = dict(
+    arguments: dict[str, Any] = dict(
         address=config.address or "local",
         include_dashboard=False,
         log_to_driver=False,

@@ -167,8 +167,13 @@ class Run:
             task = asyncio.current_task()
             assert task is not None
             loop = asyncio.get_running_loop()
+
+            def on_term() -> None:
+                told.append(signal.SIGTERM)
+                task.cancel()
+
             with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):  # not in the main thread
-                loop.add_signal_handler(signal.SIGTERM, lambda: (told.append(signal.SIGTERM), task.cancel()))
+                loop.add_signal_handler(signal.SIGTERM, on_term)
             try:
                 return await work
             finally:

@@ -144,10 +144,14 @@ def _actors(
     def place(bundle: int) -> PlacementGroupSchedulingStrategy:
         return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
 
+    # Ray's decorator turns the classes into something that type checkers do not see.
+    trainer_actor: Any = TrainerActor
+    rollout_actor: Any = RolloutActor
+
     def trainer(rank: int) -> Any:
         options = dict(num_cpus=1, num_gpus=placement.trainer_gpus, scheduling_strategy=place(placement.trainer[rank]))
         process = setup(f"trainer-{rank}", config.trainer.threads, config.trainer.ranks, None)
-        return TrainerActor.options(**options).remote(process, config, rank, config.trainer.ranks, directory.run_id)
+        return trainer_actor.options(**options).remote(process, config, rank, config.trainer.ranks, directory.run_id)
 
     def engine(index: int) -> Any:
         shared = gpus and not placement.engine_gpus
@@ -155,7 +159,7 @@ def _actors(
         process = setup(
             f"rollout-{index}", config.rollout.threads, config.rollout.workers, pool.devices[index] if shared else None
         )
-        return RolloutActor.options(**options).remote(process, config, index)
+        return rollout_actor.options(**options).remote(process, config, index)
 
     pool = RolloutPool(
         engine,

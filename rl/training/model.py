@@ -36,9 +36,10 @@ def load_model(model: ModelConfig, *, attention_name: str | None = None) -> nn.M
     options = dict(revision=model.revision, trust_remote_code=model.trust_remote_code)
     refuse_family(AutoConfig.from_pretrained(path, **options))
     implementation = attention_name or (attention.NAME if model.attention == "packed" else model.attention)
-    loaded, info = AutoModelForCausalLM.from_pretrained(
+    found: Any = AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32, attn_implementation=implementation, output_loading_info=True, **options
     )
+    loaded, info = found
     missing = (
         set(info["missing_keys"]) - {"lm_head.weight"} if loaded.config.tie_word_embeddings else info["missing_keys"]
     )
@@ -73,7 +74,7 @@ class PolicyModule(nn.Module):
 
     def __init__(self, model: nn.Module, config: Config) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model
         self._chunk = config.trainer.logits_chunk
         self._bfloat16 = config.trainer.dtype == "bfloat16"
         self._softcap = getattr(model.config, "final_logit_softcapping", None)
@@ -146,7 +147,7 @@ def _inject_lora(model: nn.Module, config: ModelConfig) -> None:
     inject_adapter_in_model(
         LoraConfig(
             r=config.lora.rank,
-            lora_alpha=config.lora.alpha,
+            lora_alpha=config.lora.alpha,  # type: ignore[arg-type]  # a float will do
             lora_dropout=config.lora.dropout,
             target_modules=targets,
             task_type="CAUSAL_LM",
@@ -154,4 +155,4 @@ def _inject_lora(model: nn.Module, config: ModelConfig) -> None:
         model,
     )
     if config.gradient_checkpointing:
-        model.enable_input_require_grads()
+        model.enable_input_require_grads()  # type: ignore[operator]

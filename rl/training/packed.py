@@ -118,8 +118,8 @@ def _families(ids: np.ndarray, bounds: Sequence[int], stems: Sequence[int]) -> l
         if families:
             j = families[-1][0]
             longest = max(bounds[i + 1] - bounds[i], bounds[j + 1] - bounds[j]) - stem
-            prompts = (ids[bounds[x] : bounds[x] + stem] for x in (i, j))
-            if stem and stems[j] == stem and longest <= LONGEST_BRANCH and np.array_equal(*prompts):
+            mine, first = (ids[bounds[x] : bounds[x] + stem] for x in (i, j))
+            if stem and stems[j] == stem and longest <= LONGEST_BRANCH and np.array_equal(mine, first):
                 families[-1].append(i)
                 continue
         families.append([i])

@@ -109,7 +109,8 @@ def make_micro(rows: Sequence[TrainRow], device: torch.device) -> Micro:
     return Micro(
         row=row,
         mask=mask,
-        advantages=torch.from_numpy(np.repeat(np.float32([r.advantage for r in rows]), per_row)).to(device) * mask,
+        advantages=torch.from_numpy(np.repeat(np.array([r.advantage for r in rows], np.float32), per_row)).to(device)
+        * mask,
         rollout_logprobs=tokens(sampled),
         sample_ids=segments([r.sample_id for r in rows], torch.int64),
         kind_ids=segments([r.kind_id for r in rows], torch.int64),

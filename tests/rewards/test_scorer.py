@@ -12,6 +12,7 @@ import pytest
 from rewards.contract import RewardError
 from rewards.exact import exact_match, last_number
 from rewards.scorer import Scorer
+from rl.config.errors import ConfigError
 from rl.config.schema import RewardConfig, RewardFunctionConfig
 from rl.types import Bundle, Finish, Group, Segment, Task, Trajectory
 
@@ -107,3 +108,14 @@ def test_exact_match_and_last_number() -> None:
     assert exact_match(["four"], ["Four"], ignore_case=True) == [1.0]
     said = ["so 3 + 4 = 7.", "1,234", "none", "-5", "7.0", ""]
     assert last_number(said, ["#### 7", "1234", "1", "5", "7", "0"]) == [1.0, 1.0, 0.0, 0.0, 1.0, 0.0]
+
+
+def test_gold_answers_are_tried_before_a_run(tmp_path: Path) -> None:
+    scorer = Scorer(RewardConfig(functions={"right": RewardFunctionConfig(fn="last_number")}), base_dir=tmp_path)
+    asyncio.run(scorer.check_gold([TASK], "answer"))
+    with pytest.raises(ConfigError, match="no column 'gold'"):
+        asyncio.run(scorer.check_gold([TASK], "gold"))
+    words = Task("w", TASK.messages, {"answer": "four"})
+    with pytest.raises(ConfigError, match="right gives the gold answer 'four' 0"):
+        asyncio.run(scorer.check_gold([words], "answer"))
+    scorer.close()
