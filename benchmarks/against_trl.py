@@ -11,6 +11,7 @@ either side. TRL generates with Transformers: its colocated vLLM mode fails on C
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -117,7 +118,7 @@ def trl(folder: Path, prompts: list[str], steps: int, *, equal: bool) -> tuple[f
     )
     trainer.train()
     lengths = [row["completions/mean_length"] for row in trainer.state.log_history if "completions/mean_length" in row]
-    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
     for number, gap in enumerate(gaps, start=1):
         print(f"TRL step {number}: {gap:.1f} s", flush=True)
     return statistics.median(gaps), statistics.mean(lengths[1:])

@@ -43,9 +43,8 @@ def main() -> None:
     processed = sum(sum(lengths[i] for i in members) for members in bins)
     spent = sum(len(members) * max(lengths[i] for i in members) for members in padded)
     print(f"{len(rows)} rows, mean {lengths.mean():.0f}, longest {lengths.max()}, median {np.median(lengths):.0f}")
-    print(
-        f"useful over processed tokens: packed {useful / processed:.3f} (wanted: above 0.97), padded {useful / spent:.3f}"
-    )
+    shares = f"packed {useful / processed:.3f} (wanted: above 0.97), padded {useful / spent:.3f}"
+    print(f"useful over processed tokens: {shares}")
     fill = useful / (len(bins) * arguments.tokens)
     print(f"packed: {len(bins)} micro-batches, {fill:.3f} full; padded: {len(padded)}")
     ratios = []

@@ -108,14 +108,10 @@ def _rollout(config: Config, refuse: Callable[[str, str], None]) -> None:
         )
     if config.device == "cpu" and rollout.tensor_parallel > 1:
         refuse("rollout.tensor_parallel", "an engine on CPU has one rank; use rollout.workers for more engines")
-    if config.device == "cpu" and config.sync.transport in ("nccl", "cuda_ipc"):
-        refuse("sync.transport", f"{config.sync.transport} needs GPUs; use file or auto")
-    if config.sync.transport == "cuda_ipc" and not config.colocate:
-        refuse("sync.transport", "cuda_ipc shares memory on one GPU and needs colocate=true; use nccl")
+    if config.device == "cpu" and config.sync.transport == "nccl":
+        refuse("sync.transport", "nccl needs GPUs; use file, gloo or auto")
     if config.sync.transport == "nccl" and config.colocate:
-        refuse(
-            "sync.transport", "nccl needs a GPU for each end and colocate shares them; use cuda_ipc or colocate=false"
-        )
+        refuse("sync.transport", "nccl needs a GPU for each end and colocate shares them; use file or colocate=false")
 
 
 def _trainer(config: Config, refuse: Callable[[str, str], None]) -> None:

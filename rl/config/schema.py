@@ -296,8 +296,9 @@ class SyncConfig:
 
     transport: str = doc(
         "auto",
-        "`auto` takes `file` on CPU and `nccl` on GPUs. `file` writes to shared memory.",
-        ("auto", "file", "nccl", "cuda_ipc"),
+        "`file` writes to shared memory or a folder that all machines see. `nccl` broadcasts between GPUs of their "
+        "own, `gloo` between CPUs. `auto` is `nccl` on GPUs without `colocate`, else `file`.",
+        ("auto", "file", "nccl", "gloo"),
     )
     dir: str | None = doc(None, "Folder of the `file` transport; /dev/shm when it has room.")
     probe: bool = doc(True, "At start, prove that every tensor reaches the engines.")

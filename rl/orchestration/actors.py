@@ -142,7 +142,9 @@ class TrainerActor:
             objective=objective,
         )
         self.rank.start()
-        self.sender = create_sender(self.config, run_id=self.run_id, rank=self.number)
+        self.sender = create_sender(
+            self.config, run_id=self.run_id, rank=self.number, host=host, gpus=self.rank.device.type == "cuda"
+        )
 
     def train(self, batch: StepBatch) -> StepResult:
         return self.rank.train(batch)

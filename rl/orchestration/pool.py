@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,8 @@ class RolloutPool:
         self.devices: list[tuple[str, ...]] = [() for _ in range(workers)]
         """GPU ids of each engine where it shares those of trainer ranks."""
         self.restarts = 0
+        self.republish: Callable[[], Awaitable[None]] | None = None
+        """Publishes the current weights again, for a replaced worker, where the transport keeps no copy."""
 
     async def start(self) -> None:
         for member in self.members:
@@ -180,13 +182,16 @@ class RolloutPool:
             await asyncio.sleep(min(30.0, 0.5 * 2 ** (member.deaths - 1)))
             member.actor = self._spawn(member.index)
             calls: list[tuple[str, tuple[Any, ...], float]] = [("start", (), self._start_timeout)]
-            if self._committed is not None:
+            if self._committed is not None and self._committed.transport == "file":
                 calls += [
                     (name, (self._committed,), self._sync_timeout)
                     for name in ("begin_update", "receive_weights", "commit_update")
                 ]
             for name, args, seconds in calls:
                 await wait_for(getattr(member.actor, name).remote(*args), seconds=seconds, who=member.who, doing=name)
+            if self._committed is not None and self._committed.transport != "file":
+                assert self.republish is not None, "a collective publish needs its sender again"
+                await self.republish()
             member.alive = True
         async with self._room:
             self._room.notify_all()

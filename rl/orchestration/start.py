@@ -94,6 +94,7 @@ async def open_session(
             phases=Phases(pool.sleep, pool.wake) if gpus and config.colocate else Phases(),
             counters=Counters(),
         )
+        pool.republish = lambda: trainer.publish(session.version, pool)
         if resume is not None:
             with progress.phase(f"loading {resume.path.name}"):
                 await session.load(resume)

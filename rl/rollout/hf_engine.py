@@ -19,6 +19,7 @@ from rl.data.tokens import load_tokenizer
 from rl.pretrained import resolve
 from rl.rollout.engine import DirtyEngineError, Generation
 from rl.sync.base import WeightManifest
+from rl.sync.collective import receive
 from rl.sync.file import read_tensors
 from rl.types import PolicyVersion, SamplingParams, VersionSpan
 
@@ -26,8 +27,8 @@ from rl.types import PolicyVersion, SamplingParams, VersionSpan
 class HfEngine:
     """`Engine` over ``AutoModelForCausalLM``."""
 
-    def __init__(self, config: Config, *, trained: bool = True) -> None:
-        self._config = config
+    def __init__(self, config: Config, *, index: int = 0, trained: bool = True) -> None:
+        self._config, self._index = config, index
         self._version = PolicyVersion(0, 0)
         self._dirty = trained  # until the trainer's first commit
         self._aborted: set[str] = set()
@@ -131,17 +132,24 @@ class HfEngine:
 
     async def receive_weights(self, manifest: WeightManifest) -> None:
         async with self._turn:
-            parameters = dict(self._model.named_parameters())
-            tied = self._model.config.tie_word_embeddings
-            missing = set(parameters)
-            with torch.no_grad():
-                for name, tensor in read_tensors(manifest):
-                    if name == "lm_head.weight" and tied:
-                        continue  # the same tensor as the embedding here
-                    parameters[name].copy_(tensor)
-                    missing.discard(name)
-            if missing:
-                raise RuntimeError(f"the publish lacks {sorted(missing)[:5]}")
+            await asyncio.to_thread(self._load, manifest)
+
+    @torch.no_grad()
+    def _load(self, manifest: WeightManifest) -> None:
+        if manifest.transport == "file":
+            tensors = read_tensors(manifest)
+        else:
+            tensors = receive(manifest, 1 + self._index, torch.device("cpu"))
+        parameters = dict(self._model.named_parameters())
+        tied = self._model.config.tie_word_embeddings
+        missing = set(parameters)
+        for name, tensor in tensors:
+            if name == "lm_head.weight" and tied:
+                continue  # the same tensor as the embedding here
+            parameters[name].copy_(tensor)
+            missing.discard(name)
+        if missing:
+            raise RuntimeError(f"the publish lacks {sorted(missing)[:5]}")
 
     async def commit_update(self, manifest: WeightManifest) -> None:
         self._version, self._dirty = manifest.version, False

@@ -8,6 +8,7 @@ start, the first publish brings the weights.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -25,8 +26,8 @@ from rl.types import PolicyVersion, SamplingParams, VersionSpan
 class VllmEngine:
     """`Engine` over ``AsyncLLM``."""
 
-    def __init__(self, config: Config, *, trained: bool = True) -> None:
-        self._config, self._trained = config, trained
+    def __init__(self, config: Config, *, index: int = 0, trained: bool = True) -> None:
+        self._config, self._index, self._trained = config, index, trained
         self._llm: Any = None
         self._version = PolicyVersion(0, 0)
         self._dirty = trained  # dummy weights until the first commit
@@ -143,11 +144,8 @@ class VllmEngine:
         self._dirty = True
 
     async def receive_weights(self, manifest: WeightManifest) -> None:
-        if manifest.transport != "file":
-            raise NotImplementedError(
-                f"sync.transport={manifest.transport} is not available in the vLLM engine; use file"
-            )
-        counts = await self._llm.collective_rpc("hone_load", args=(manifest.location,))
+        first = 1 + self._index * self._config.rollout.tensor_parallel
+        counts = await self._llm.collective_rpc("hone_load", args=(dataclasses.astuple(manifest), first))
         if any(count != len(manifest.names) for count in counts):
             raise RuntimeError(f"engine loaded {counts} tensors of {len(manifest.names)}")
 

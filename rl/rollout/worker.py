@@ -18,7 +18,7 @@ class RolloutWorker:
 
     def __init__(self, config: Config, *, index: int = 0, trained: bool = True) -> None:
         self._config, self.index = config, index
-        self.engine: Engine = create_engine(config, trained=trained)
+        self.engine: Engine = create_engine(config, index=index, trained=trained)
         self._runner: EpisodeRunner | None = None
 
     async def start(self) -> None:

@@ -15,7 +15,7 @@ from rl.config import load
 from rl.config.schema import Config
 from rl.rollout import create_engine
 from rl.rollout.engine import DirtyEngineError
-from rl.sync.file import FileSender
+from rl.sync import create_sender
 from rl.training.model import PolicyModule, load_model
 from rl.training.packed import pack_tokens
 from rl.training.weights import named_weights, perturb, restore
@@ -27,9 +27,10 @@ SAMPLING = SamplingParams(max_tokens=12, temperature=0.8, stop_token_ids=(2,))
 PROMPTS = [list(range(5, 5 + n)) for n in (4, 9, 17)]
 
 
-def make_config(folder: Path, engine: str, *, tied: bool, lora: bool = False) -> Config:
+def make_config(folder: Path, engine: str, *, tied: bool, lora: bool = False, transport: str = "file") -> Config:
     model = tiny_model(folder / "model", "llama", tied=tied)
     settings = [f"model.path={model}", f"rollout.engine={engine}", f"model.lora.enabled={lora}".lower()]
+    settings += [f"sync.transport={transport}", f"sync.dir={folder}"]
     settings += ["rollout.dtype=float32", "trainer.dtype=float32", "device=cpu", "rollout.cache_gb=0.05"]
     return load(None, [*settings, "prompt.max_tokens=64", "rollout.max_response_tokens=64"]).config
 
@@ -37,11 +38,11 @@ def make_config(folder: Path, engine: str, *, tied: bool, lora: bool = False) ->
 class Pair:
     """A trainer's model and an engine."""
 
-    def __init__(self, config: Config, folder: Path) -> None:
+    def __init__(self, config: Config) -> None:
         self.model = load_model(config.model)
         self.policy = PolicyModule(self.model, config)
         self.engine = create_engine(config)
-        self.sender = FileSender(folder / "sync", rank=0)
+        self.sender = create_sender(config, run_id="test", rank=0)
         self.number = 0
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -51,9 +52,13 @@ class Pair:
         self.number += 1
         meta = [(name, tuple(t.shape), "float32") for name, t in tensors.items()]
         manifest = self.sender.begin(PolicyVersion(0, self.number), meta)
-        self.sender.send(iter(tensors.items()))
         await self.engine.begin_update(manifest)
-        await self.engine.receive_weights(manifest)
+        if manifest.transport == "file":
+            self.sender.send(iter(tensors.items()))
+            await self.engine.receive_weights(manifest)
+        else:  # both ends meet
+            sending = asyncio.to_thread(self.sender.send, iter(tensors.items()))
+            await asyncio.gather(sending, self.engine.receive_weights(manifest))
         await self.engine.commit_update(manifest)
         self.sender.commit()
 
@@ -96,7 +101,7 @@ def stale_cases(pair: Pair, clean: dict[str, torch.Tensor], noised: dict[str, to
 @pytest.mark.parametrize("tied", [False, True])
 def test_engine_and_trainer_agree_and_a_stale_tensor_shows(tmp_path: Path, engine: str, tied: bool) -> None:
     async def check() -> None:
-        pair = Pair(make_config(tmp_path, engine, tied=tied), tmp_path)
+        pair = Pair(make_config(tmp_path, engine, tied=tied))
         await pair.engine.start()
         try:
             with pytest.raises(DirtyEngineError):
@@ -140,9 +145,27 @@ async def check_sampling(pair: Pair) -> None:
     assert await draw(3, "ignored", stop_token_ids=(alone[4],), ignore_eos=True) == alone
 
 
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
+def test_a_broadcast_publish_reaches_the_engine(tmp_path: Path, engine: str) -> None:
+    async def check() -> None:
+        pair = Pair(make_config(tmp_path, engine, tied=True, transport="gloo"))
+        await pair.engine.start()
+        try:
+            await pair.publish(pair.tensors())
+            await pair.check_samples()
+            perturb(pair.model, 1, 0.05)
+            await pair.publish(pair.tensors())
+            await pair.check_samples()
+            assert await pair.gap() < 1e-3
+        finally:
+            await pair.engine.stop()
+
+    asyncio.run(check())
+
+
 def test_merged_adapters_reach_the_engine_and_a_stale_one_shows(tmp_path: Path) -> None:
     async def check() -> None:
-        pair = Pair(make_config(tmp_path, "vllm", tied=True, lora=True), tmp_path)
+        pair = Pair(make_config(tmp_path, "vllm", tied=True, lora=True))
         await pair.engine.start()
         try:
             clones = perturb(pair.model, 1, 0.2)
