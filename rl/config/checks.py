@@ -51,7 +51,10 @@ def require_complete(config: Config) -> None:
         raise ConfigError("model.path is not set: a folder in Hugging Face format, a hub id, or smollm2-135m")
     if not config.data.sources:
         raise ConfigError("data.sources is empty: add `data: {sources: [{path: tasks.jsonl}]}`")
-    if not config.reward.functions:
+    if config.algorithm.token_advantage == "distill" and not config.algorithm.teacher:
+        raise ConfigError("algorithm.teacher is not set: token_advantage=distill learns from a teacher model")
+    rewarded = config.algorithm.advantage != "none" and config.environment == "single_turn"
+    if rewarded and not config.reward.functions:
         raise ConfigError(
             "reward.functions is empty: add `reward: {functions: {correct: {fn: exact_match}}}` "
             "or name your own as `path/file.py:function`"

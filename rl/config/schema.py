@@ -216,6 +216,7 @@ class AlgorithmConfig:
     token_advantage_options: dict[str, Any] = doc(
         {}, "Keyword arguments of it, for example `{gamma: 1.0, lam: 0.95}` for `gae`."
     )
+    teacher: str | None = doc(None, "Model to distil from, with the policy's tokenizer: `token_advantage: distill`.")
     value_coef: float = doc(0.5, "Weight of the value loss, where `token_advantage` learns values.")
     value_clip: float | None = doc(None, "Keep new values within this of the old ones in the value loss.")
     critic_warmup_steps: int = doc(0, "First steps that train the value head alone.")

@@ -70,11 +70,17 @@ def refuse_family(config: Any) -> None:
 
 
 class PolicyModule(nn.Module):
-    """What DeepSpeed wraps: packed rows in, log-probs of trained tokens out."""
+    """What DeepSpeed wraps: packed rows in, log-probs of trained tokens out.
 
-    def __init__(self, model: nn.Module, config: Config) -> None:
+    Args:
+        heads: auxiliary heads by name: float32 linear maps from a hidden state to one number. They are
+            trained and saved with the policy and never reach the engines.
+    """
+
+    def __init__(self, model: nn.Module, config: Config, *, heads: Sequence[str] = ()) -> None:
         super().__init__()
         self.model: Any = model
+        self.heads = nn.ModuleDict({name: _new_head(model.config.hidden_size) for name in heads})
         self._chunk = config.trainer.logits_chunk
         self._bfloat16 = config.trainer.dtype == "bfloat16"
         self._softcap = getattr(model.config, "final_logit_softcapping", None)
@@ -86,10 +92,14 @@ class PolicyModule(nn.Module):
         ref_hidden: Tensor | None = None,
         reference: PolicyModule | None = None,
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Log-probs, entropies and terms ``[N]`` of the row's ``N`` chosen tokens; see `chunked_logprobs`."""
+        """Log-probs, entropies and terms ``[N]`` of the row's ``N`` chosen tokens; see `chunked_logprobs`.
+
+        Terms hold the outputs of the heads too. ``ref_hidden`` without ``reference`` goes through the
+        policy's own output layer.
+        """
         with self._autocast(row.input_ids.device):
             hidden = self.hidden(row)
-            return chunked_logprobs(
+            logprobs, entropy, values = chunked_logprobs(
                 hidden,
                 self.head,
                 row.targets,
@@ -97,8 +107,12 @@ class PolicyModule(nn.Module):
                 chunk=self._chunk,
                 terms=terms,
                 ref_hidden=ref_hidden,
-                ref_head=None if reference is None else reference.head,
+                ref_head=self.head if reference is None else reference.head,
             )
+        with torch.autocast(row.input_ids.device.type, enabled=False):
+            for name, head in self.heads.items():
+                values[name] = head(hidden.float()).squeeze(-1)
+        return logprobs, entropy, values
 
     def hidden(self, row: PackedRow) -> Tensor:
         """Last hidden states ``[N, D]`` at the positions that predict the chosen tokens."""
@@ -121,6 +135,14 @@ class PolicyModule(nn.Module):
 
     def _autocast(self, device: torch.device) -> Any:
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._bfloat16)
+
+
+def _new_head(size: int) -> nn.Linear:
+    """Starts at zero: the first value is 0 everywhere, whatever the seed."""
+    head = nn.Linear(size, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ accelerators and takes seconds.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import random
@@ -20,7 +21,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl.config.schema import Config
+from rl.config.errors import ConfigError
+from rl.config.schema import Config, LoraConfig, ModelConfig
 from rl.objectives.base import Objective
 from rl.packing import pack
 from rl.training.batch import StepBatch, StepResult
@@ -31,6 +33,8 @@ from rl.training.step import Micro, run_step
 from rl.training.weights import Clones, named_weights, perturb, restore, weights_meta
 
 log = logging.getLogger(__name__)
+HEADS = ("values",)
+"""Signals that an auxiliary head of the policy makes."""
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -60,6 +64,7 @@ class TrainerRank:
         self._phase = "new"
         self._engine: Any = None
         self._reference: PolicyModule | None = None
+        self._teacher: PolicyModule | None = None
         self._clones: Clones | None = None
         self._norm = float("nan")
         self._total: int | None = None
@@ -106,7 +111,8 @@ class TrainerRank:
             self.objective,
             forward=self._forward,
             score=self._score,
-            reference=self._reference_logprobs if "ref_logprobs" in self.objective.signals else None,
+            reference=self._reference_logprobs,
+            teacher=self._teacher_logprobs,
             backward=self._backward,
             update=self._update,
             world_size=self._world_size,
@@ -191,7 +197,7 @@ class TrainerRank:
 
     def stop(self) -> None:
         """Leaves the process group; idempotent."""
-        self._engine = self._reference = None
+        self._engine = self._reference = self._teacher = None
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -215,19 +221,26 @@ class TrainerRank:
         config = self._config
         torch.manual_seed(config.seed)
         model = load_model(config.model).to(self.device)
-        optimizer = make_optimizer(model, config.trainer)
+        heads = tuple(signal for signal in HEADS if signal in self.objective.signals)
+        policy = PolicyModule(model, config, heads=heads).to(self.device)
+        optimizer = make_optimizer(policy, config.trainer)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=PolicyModule(model, config), optimizer=optimizer, config=self._deepspeed_config()
+            model=policy, optimizer=optimizer, config=self._deepspeed_config()
         )
         if self._world_size == 1 and config.trainer.zero_stage == 0:
             self._engine.enable_backward_allreduce = False  # would copy every gradient twice, to sum it over one rank
         # Runs after gradients have been reduced, just before they are used.
         optimizer.register_step_pre_hook(lambda *_: self._before_step())
         self.updates = 0
-        lora = config.model.lora.enabled
-        if "ref_logprobs" in self.objective.signals and not lora and self._reference is None:
-            reference = load_model(config.model).to(self.device).requires_grad_(False).eval()
-            self._reference = PolicyModule(reference, config)
+        wanted = "ref_logprobs" in self.objective.signals or self._full_kl
+        if wanted and not config.model.lora.enabled and self._reference is None:
+            self._reference = self._frozen(config.model)
+        if "teacher_logprobs" in self.objective.signals and self._teacher is None:
+            if not config.algorithm.teacher:
+                raise ConfigError("the objective learns from a teacher: set algorithm.teacher to a model")
+            plain = dataclasses.replace(config.model, path=config.algorithm.teacher, revision=None, lora=LoraConfig())
+            self._teacher = self._frozen(plain)
+            self._check_vocabulary(self._teacher)
 
     def _deepspeed_config(self) -> dict[str, Any]:
         trainer = self._config.trainer
@@ -247,13 +260,39 @@ class TrainerRank:
             settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
         return settings | trainer.deepspeed
 
-    def _forward(self, micro: Micro, objective: Objective) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        return self._engine(micro.row, objective.vocab_terms)
+    @property
+    def _full_kl(self) -> bool:
+        return any(term.needs_ref for term in self.objective.vocab_terms)
 
-    def _score(self, micro: Micro) -> tuple[Tensor, Tensor]:
+    def _frozen(self, model: ModelConfig) -> PolicyModule:
+        return PolicyModule(load_model(model).to(self.device).requires_grad_(False).eval(), self._config)
+
+    def _check_vocabulary(self, other: PolicyModule) -> None:
+        mine, theirs = self._module.model.config.vocab_size, other.model.config.vocab_size
+        if mine != theirs:
+            raise ConfigError(
+                f"algorithm.teacher has {theirs} tokens and the policy {mine}: they need the same tokenizer"
+            )
+
+    def _forward(self, micro: Micro, objective: Objective) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        if not self._full_kl:
+            return self._engine(micro.row, objective.vocab_terms)
         with torch.no_grad():
-            logprobs, entropy, _ = self._engine(micro.row)
-        return logprobs, entropy
+            if self._reference is not None:
+                hidden = self._reference.hidden(micro.row)
+            else:
+                with adapters_off(self._module.model):
+                    hidden = self._module.hidden(micro.row)
+        return self._engine(micro.row, objective.vocab_terms, hidden, self._reference)
+
+    def _score(self, micro: Micro) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        with torch.no_grad():
+            return self._engine(micro.row)
+
+    def _teacher_logprobs(self, micro: Micro) -> Tensor:
+        assert self._teacher is not None
+        with torch.no_grad():
+            return self._teacher(micro.row)[0]
 
     def _reference_logprobs(self, micro: Micro) -> Tensor:
         with torch.no_grad():

@@ -21,10 +21,6 @@ GAP_THRESHOLD = 0.1
 """Nats; ``gap/share_above`` counts tokens whose rollout and trainer log-probs differ by more."""
 
 
-LACKING = frozenset({"values", "teacher_logprobs"})
-"""Signals of the contract that no part of this trainer makes."""
-
-
 @dataclass(slots=True)
 class Micro:
     """A packed micro-batch and the signals that are computed once a step."""
@@ -45,6 +41,9 @@ class Micro:
     extra: dict[str, Tensor] = field(default_factory=dict)
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
+    values: Tensor | None = None
+    """Of the value head before the step."""
     entropy: Tensor | None = None
     measured: bool = False
     """Whether the gap metrics have seen it."""
@@ -64,6 +63,8 @@ class Micro:
             old_logprobs=self.old_logprobs,
             ref_logprobs=self.ref_logprobs,
             entropy=self.entropy,
+            values=self.values,
+            teacher_logprobs=self.teacher_logprobs,
             extra=self.extra,
             group_ids=self.group_ids,
             groups=groups,
@@ -169,7 +170,11 @@ def reduce_sum(value: Tensor) -> Tensor:
 
 
 Forward = Callable[[Micro, Objective], tuple[Tensor, Tensor, dict[str, Tensor]]]
-"""Gradient-carrying ``[N]`` log-probs, ``[N]`` entropies and vocabulary terms of a micro-batch."""
+"""``[N]`` log-probs, entropies, and by name vocabulary terms and ``values``; all but entropies with gradient."""
+Score = Callable[[Micro], tuple[Tensor, Tensor, dict[str, Tensor]]]
+"""The same without gradient and without vocabulary terms."""
+Frozen = Callable[[Micro], Tensor]
+"""``[N]`` log-probs of another model."""
 
 
 def run_step(
@@ -177,8 +182,9 @@ def run_step(
     objective: Objective,
     *,
     forward: Forward,
-    score: Callable[[Micro], tuple[Tensor, Tensor]],
-    reference: Callable[[Micro], Tensor] | None,
+    score: Score,
+    reference: Frozen | None,
+    teacher: Frozen | None,
     backward: Callable[[Tensor], None],
     update: Callable[[], dict[str, float]],
     world_size: int,
@@ -193,8 +199,8 @@ def run_step(
 
     Args:
         forward: with gradient.
-        score: the same without: log-probs and entropies.
-        reference: log-probs of the reference model; needed when the objective names the signal.
+        score: the same without.
+        reference, teacher: log-probs of these models; needed when the objective names the signal.
         backward: takes a loss that is this rank's share, times the number of ranks.
         update: the optimizer step; returns its scalars.
     """
@@ -208,7 +214,7 @@ def run_step(
     several = len(batch.updates) > 1
     distinct = [micro for members in made.values() for micro in members]
     for micro in distinct:
-        _signals(micro, objective, several, score, reference)
+        _signals(micro, objective, several, score, reference, teacher)
     _token_advantages(distinct, objective, batch, seed)
     scalars: dict[str, float] = {"time/prepass": time.monotonic() - began}
     history: list[dict[str, float]] = []
@@ -254,20 +260,22 @@ def _signals(
     micro: Micro,
     objective: Objective,
     several: bool,
-    score: Callable[[Micro], tuple[Tensor, Tensor]],
-    reference: Callable[[Micro], Tensor] | None,
+    score: Score,
+    reference: Frozen | None,
+    teacher: Frozen | None,
 ) -> None:
-    if several or objective.signals & {"old_logprobs", "entropy"}:
-        logprobs, entropy = score(micro)
+    if several or objective.signals & {"old_logprobs", "entropy", "values"}:
+        logprobs, entropy, heads = score(micro)
         micro.old_logprobs = micro.row.scatter(logprobs)
         micro.entropy = micro.row.scatter(entropy)
-    if objective.signals & LACKING:
-        raise ValueError(
-            f"the trainer has no {sorted(objective.signals & LACKING)}: objectives that need them cannot run yet"
-        )
+        if "values" in objective.signals:
+            micro.values = micro.row.scatter(heads["values"])
     if "ref_logprobs" in objective.signals:
         assert reference is not None, "the objective needs a reference model and none was loaded"
         micro.ref_logprobs = micro.row.scatter(reference(micro))
+    if "teacher_logprobs" in objective.signals:
+        assert teacher is not None, "the objective needs a teacher and none was loaded"
+        micro.teacher_logprobs = micro.row.scatter(teacher(micro))
 
 
 def _accumulate(
@@ -284,7 +292,7 @@ def _accumulate(
 ) -> None:
     chosen, entropy, vocab = forward(micro, objective)
     if not len(micro.row.chosen):
-        backward(chosen.sum() * 0.0)
+        backward(sum((values.sum() for values in vocab.values()), chosen.sum()) * 0.0)
         return
     logprobs = micro.row.scatter(chosen)
     if micro.old_logprobs is None:
@@ -292,6 +300,7 @@ def _accumulate(
     micro.entropy = micro.row.scatter(entropy)
     tokens = micro.batch(logprobs, batch.step, seed, batch.groups)
     tokens.vocab = {name: micro.row.scatter(values) for name, values in vocab.items()}
+    tokens.values = tokens.vocab.get("values")
     out = objective.token_loss(tokens)
     weights = micro.weights(objective.aggregation, plan.counts, constant_length)
     # `where` keeps what lies outside the mask (it may be inf or nan) out of value and gradient.

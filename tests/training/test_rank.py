@@ -22,14 +22,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("tiny"), "llama")
 
 
-def run(model: Path, out: Path, *, world: int, stage: int, layout: str) -> dict:
+def run(model: Path, out: Path, *settings: str, world: int, stage: int, layout: str) -> dict:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     env = os.environ | {"PYTHONPATH": str(SCRIPT.parents[2])}
     processes = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(model), str(out), str(rank), str(world), str(port), str(stage), layout],
+            [
+                *(sys.executable, str(SCRIPT), str(model), str(out)),
+                *(str(rank), str(world), str(port), str(stage), layout, *settings),
+            ],
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -58,3 +61,30 @@ def test_the_result_is_that_of_one_rank_and_one_micro_batch(
     for one, other in zip(expected["steps"], found["steps"], strict=True):
         assert other == pytest.approx(one, rel=1e-4)
     assert found["weights"] == pytest.approx(expected["weights"], rel=1e-5)
+
+
+FAMILY = {
+    "values": ["algorithm.advantage=raw", "algorithm.token_advantage=gae", "algorithm.value_clip=0.2"],
+    "teacher": ["algorithm.advantage=none", "algorithm.token_advantage=distill", "algorithm.policy_loss=reinforce"],
+    "full KL": ["algorithm.kl_coef=0.1", "algorithm.kl_estimator=full_reverse"],
+    "full KL, LoRA": ["algorithm.kl_coef=0.1", "algorithm.kl_estimator=full_forward", "model.lora.enabled=true"],
+    "guide": ["algorithm.kl_coef=0.1", "algorithm.guide=branch"],
+}
+
+
+@pytest.mark.parametrize("name", list(FAMILY))
+def test_every_signal_is_made_alike_on_one_rank_and_on_two(model: Path, tmp_path: Path, name: str) -> None:
+    settings = FAMILY[name]
+    if name == "teacher":
+        settings = [*settings, f"algorithm.teacher={tiny_model(tmp_path / 'teacher', 'llama', seed=5)}"]
+    one = run(model, tmp_path / "one.json", *settings, world=1, stage=0, layout="whole")
+    two = run(model, tmp_path / "two.json", *settings, world=2, stage=2, layout="uneven")
+    for a, b in zip(one["steps"], two["steps"], strict=True):
+        assert b == pytest.approx(a, rel=1e-4, abs=1e-7)
+    assert two["weights"] == pytest.approx(one["weights"], rel=1e-5)
+    assert one["steps"][0]["train/grad_norm"] > 0
+    if name == "values":  # the head starts at zero and moves towards the returns
+        assert one["steps"][0]["value/mean"] == 0 != one["steps"][1]["value/mean"]
+        assert one["steps"][1]["value/loss"] < one["steps"][0]["value/loss"]
+    if name.startswith("full KL"):  # the policy leaves the reference
+        assert one["steps"][0]["policy/ref_kl"] == pytest.approx(0, abs=1e-6) < one["steps"][1]["policy/ref_kl"]

@@ -25,7 +25,7 @@ def rows(seed: int = 0) -> list:
     return out
 
 
-def main(model: str, out: str, rank: int, world: int, port: int, stage: int, layout: str) -> None:
+def main(model: str, out: str, rank: int, world: int, port: int, stage: int, layout: str, settings: list[str]) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     from rl.config import load
     from rl.objectives import build
@@ -35,7 +35,7 @@ def main(model: str, out: str, rank: int, world: int, port: int, stage: int, lay
     overrides = [f"model.path={model}", "trainer.dtype=float32", "rollout.dtype=float32", "device=cpu"]
     overrides += ["trainer.lr=1e-3", "prompt.max_tokens=64", "rollout.max_response_tokens=64"]
     overrides += [f"trainer.zero_stage={stage}", f"trainer.ranks={world}"]
-    config = load(None, overrides).config
+    config = load(None, [*overrides, *settings]).config
     objective = build(config.algorithm, max_response_tokens=64)
     trainer = TrainerRank(
         config, rank=rank, world_size=world, master_addr="127.0.0.1", master_port=port, objective=objective
@@ -57,11 +57,12 @@ def main(model: str, out: str, rank: int, world: int, port: int, stage: int, lay
         results.append(trainer.train(StepBatch(step, mine, [UpdatePlan(bins, counts)], groups=2)).means())
     total = {name: float(t.double().abs().sum()) for name, t in trainer.weights()}
     if rank == 0:
-        kept = ("train/loss", "train/grad_norm", "policy/entropy", "train/updates")
-        Path(out).write_text(json.dumps({"steps": [{k: r[k] for k in kept} for r in results], "weights": total}))
+        kept = ("train/loss", "train/grad_norm", "policy/", "train/updates", "value/", "guide/")
+        steps = [{k: v for k, v in r.items() if k.startswith(kept)} for r in results]
+        Path(out).write_text(json.dumps({"steps": steps, "weights": total}))
     trainer.stop()
 
 
 if __name__ == "__main__":
     a = sys.argv
-    main(a[1], a[2], int(a[3]), int(a[4]), int(a[5]), int(a[6]), a[7])
+    main(a[1], a[2], int(a[3]), int(a[4]), int(a[5]), int(a[6]), a[7], a[8:])
