@@ -69,6 +69,8 @@ class VllmEngine:
             # ("CPU Generator does not use offset"): prompts go in whole.
             settings["enable_chunked_prefill"] = False
             settings["max_num_batched_tokens"] = max(2048, self._context)
+            # The CPU default of 128 lets no short prompt be shared by a group: its blocks must be full.
+            settings["block_size"] = 32
         else:
             settings["gpu_memory_utilization"] = rollout.gpu_memory_utilization
             settings["enable_sleep_mode"] = config.colocate
