@@ -20,11 +20,18 @@ def cache_dir() -> Path:
 def resolve(path: str) -> str:
     """Folder or hub id that `from_pretrained` understands; prepares a packaged model on first use.
 
+    ``runs/A@best`` (or ``@latest``, ``@120``) is the model of another run's checkpoint.
+
     Raises:
         FileNotFoundError: the path looks like a folder and is not there, or the package is missing.
     """
     if path in PACKAGED:
         return str(_packaged(path))
+    run, at, checkpoint = path.rpartition("@")
+    if at and (Path(run).expanduser() / "checkpoints").is_dir():
+        from rl.checkpoint.export import exported
+
+        return str(exported(Path(run).expanduser(), checkpoint).resolve())
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     folder = Path(path).expanduser()
     if folder.is_dir():

@@ -8,16 +8,19 @@ crash at any moment leaves the previous one in charge.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from rl.config.schema import CheckpointConfig
 
 log = logging.getLogger(__name__)
 FORMAT = 1
@@ -42,28 +45,73 @@ class Checkpoint:
     def manifest(self) -> dict[str, Any]:
         return json.loads((self.path / "manifest.json").read_text())
 
+    def value(self) -> float | None:
+        """Of the metric that ranked it when it was saved."""
+        return self.manifest().get("value")
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Which checkpoints survive: the newest ``last``, every ``every``-th step, and the ``best`` by their metric."""
+
+    last: int = 2
+    every: int = 0
+    best: int = 0
+    lower_is_better: bool = False
+
+    def kept(self, checkpoints: Sequence[Checkpoint]) -> set[int]:
+        """Steps to keep, of checkpoints in order of step. The newest is always among them."""
+        newest = {c.step for c in checkpoints[-max(1, self.last) :]}
+        regular = {c.step for c in checkpoints if self.every and c.step % self.every == 0}
+        return newest | regular | {c.step for c in self.ranked(checkpoints)[: self.best]}
+
+    def ranked(self, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+        """Those that have a value, best first; of equal ones the older first."""
+        valued = [(value, c) for c in checkpoints if (value := c.value()) is not None]
+        return [c for _, c in sorted(valued, key=lambda pair: pair[0] if self.lower_is_better else -pair[0])]
+
+
+def retention(checkpoint: CheckpointConfig) -> Retention:
+    """The config's rules as the store's."""
+    best = checkpoint.keep_best if checkpoint.best is not None else 0
+    return Retention(checkpoint.keep, checkpoint.keep_every, best, checkpoint.best_mode == "min")
+
 
 class CheckpointStore:
     """Checkpoints of one run.
 
     Args:
         root: the run's ``checkpoints`` folder; made when missing.
-        keep: newest checkpoints that survive ``prune``; at least 1.
+        retention: which survive ``prune``. What is on disk decides, over restarts too.
     """
 
-    def __init__(self, root: Path, *, keep: int = 2) -> None:
-        self.root, self.keep = root, max(1, keep)
+    def __init__(self, root: Path, retention: Retention | None = None) -> None:
+        self.root, self.retention = root, retention or Retention()
         root.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
-    def writing(self, step: int) -> Iterator[Path]:
-        """A folder to fill; it becomes the checkpoint of ``step`` when the block ends without an error."""
+    def writing(self, step: int, *, value: float | None = None) -> Iterator[Path]:
+        """A folder to fill; it becomes the checkpoint of ``step`` when the block ends without an error.
+
+        Args:
+            value: of the metric that ranks checkpoints.
+
+        Raises:
+            CheckpointError: the disk has less room than the newest checkpoint takes, or the write failed
+                for lack of it. Older checkpoints stay.
+        """
+        self._check_room()
         scratch = self.root / f"tmp-step-{step:06d}"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
         try:
             yield scratch
-            self._seal(scratch, step)
+            self._seal(scratch, step, value)
+        except OSError as error:
+            shutil.rmtree(scratch, ignore_errors=True)
+            if error.errno == errno.ENOSPC:
+                raise CheckpointError(f"the disk of {self.root} is full; older checkpoints are untouched") from error
+            raise
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
@@ -84,6 +132,35 @@ class CheckpointStore:
                 found.append(Checkpoint(int(match[1]), path))
         return sorted(found, key=lambda c: c.step)
 
+    def complete(self) -> list[Checkpoint]:
+        """Those of this format whose files are all there with the right sizes, oldest first."""
+        found = []
+        for checkpoint in self.list():
+            with contextlib.suppress(CheckpointError):
+                if verify(checkpoint, contents=False) is None:
+                    found.append(checkpoint)
+        return found
+
+    def find(self, name: str) -> Checkpoint:
+        """``latest``, ``best``, or a step number.
+
+        Raises:
+            CheckpointError: there is none; names those that there are.
+        """
+        if name in ("latest", "best"):
+            found = self.latest() if name == "latest" else self.best()
+        else:
+            found = next((c for c in self.complete() if str(c.step) == name.removeprefix("step-").lstrip("0")), None)
+        if found is None:
+            steps = [c.step for c in self.complete()]
+            raise CheckpointError(f"{self.root} has no checkpoint {name!r}; complete ones are of steps {steps}")
+        return found
+
+    def best(self) -> Checkpoint | None:
+        """The complete checkpoint with the best value."""
+        ranked = self.retention.ranked(self.complete())
+        return ranked[0] if ranked else None
+
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint whose files are all there with the right sizes."""
         for checkpoint in reversed(self.list()):
@@ -94,19 +171,38 @@ class CheckpointStore:
         return None
 
     def prune(self) -> None:
-        """Deletes all but the newest ``keep`` and what a crash left half written."""
-        for checkpoint in self.list()[: -self.keep]:
-            shutil.rmtree(checkpoint.path, ignore_errors=True)
+        """Deletes what `Retention` does not keep and what a crash left half written.
+
+        Damaged checkpoints neither count as kept nor are deleted: a person may want to look at them.
+        """
+        whole = self.complete()
+        kept = self.retention.kept(whole)
+        for checkpoint in whole:
+            if checkpoint.step not in kept:
+                shutil.rmtree(checkpoint.path, ignore_errors=True)
         for path in self.root.glob("tmp-step-*"):
             shutil.rmtree(path, ignore_errors=True)
 
-    def _seal(self, folder: Path, step: int) -> None:
+    def _check_room(self) -> None:
+        """A checkpoint takes what the last one took."""
+        before = self.list()
+        if not before:
+            return
+        wanted = sum(entry["bytes"] for entry in before[-1].manifest()["files"].values())
+        free = shutil.disk_usage(self.root).free
+        if free < wanted:
+            raise CheckpointError(
+                f"{self.root} has {free / 2**30:.2f} GiB free and a checkpoint takes {wanted / 2**30:.2f} GiB: make "
+                "room or set checkpoint.keep lower; older checkpoints are untouched"
+            )
+
+    def _seal(self, folder: Path, step: int, value: float | None) -> None:
         files = {}
         for path in sorted(p for p in folder.rglob("*") if p.is_file()):
             files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "blake2b": _digest(path)}
             _flush(path)
         manifest = folder / "manifest.json"
-        manifest.write_text(json.dumps({"format": FORMAT, "step": step, "files": files}, indent=1))
+        manifest.write_text(json.dumps({"format": FORMAT, "step": step, "value": value, "files": files}, indent=1))
         _flush(manifest)
         _flush(folder)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from rl.cli.check import app as check_app
+from rl.cli.ckpt import app as ckpt_app
 from rl.cli.config import app as config_app
 from rl.cli.data import app as data_app
 from rl.cli.doctor import doctor
@@ -30,5 +31,6 @@ app.command()(resume)
 app.command()(preflight)
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")
+app.add_typer(ckpt_app, name="ckpt")
 app.command()(rollout)
 app.command("eval")(evaluate)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl.cli.report import reported
+from rl.cli.report import TERMINATED, reported
 
 if TYPE_CHECKING:
     from rl.orchestration.run import Run
@@ -77,8 +77,10 @@ def train_to_end(make: Callable[[], Run]) -> None:
             )
             return
         reason = run.train()
-        counters, directory = run.session.counters, run.directory
+        counters, directory, asked = run.session.counters, run.directory, run.session.stop_asked
     summarise(directory, reason=reason, counters=counters)
+    if asked is not None:
+        raise typer.Exit(TERMINATED)
 
 
 def warn_of_shadows() -> None:

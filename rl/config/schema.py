@@ -313,7 +313,12 @@ class CheckpointConfig:
     """Saving the whole state of a run."""
 
     every: int = doc(0, "Steps between checkpoints; 0 saves only at the end.")
+    every_minutes: float | None = doc(None, "Also save when this much time passed since the last save.")
     keep: int = doc(2, "Newest checkpoints kept.")
+    keep_every: int = doc(0, "Keep those of every n-th step too; 0 is off.")
+    best: str | None = doc(None, "Metric by which the best are kept too, for example `eval/accuracy`.")
+    best_mode: str = doc("max", "Which value of `best` is better.", ("max", "min"))
+    keep_best: int = doc(1, "How many of the best are kept.")
     at_end: bool = doc(True, "Save after the last step.")
 
 

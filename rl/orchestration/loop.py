@@ -58,7 +58,7 @@ async def run_to_end(session: Session) -> str:
     """Steps until a stop rule fires. Returns the rule in words."""
     while (reason := session.stop_reason()) is None:
         await run_step(session)
-    if session.config.checkpoint.at_end:
+    if session.config.checkpoint.at_end or session.stop_asked is not None:
         latest = session.store.latest()
         if latest is None or latest.step != session.counters.step:
             await session.save()
@@ -88,10 +88,11 @@ async def _train(session: Session, done: Collected) -> dict[str, float]:
 async def _after_step(session: Session, metrics: dict[str, float], done: Collected) -> None:
     config, step = session.config, session.counters.step
     due = config.eval.every > 0 and step % config.eval.every == 0
-    if due or (config.eval.at_end and session.stop_reason() is not None):
+    ended = session.stop_reason() is not None and session.stop_asked is None  # a signal leaves no time for it
+    if due or (config.eval.at_end and ended):
         metrics |= await session.evaluate()
     session.tracker.log(step, metrics)
     session.tracker.rollouts(step, done.bundles, purpose="train")
     session.progress.step(step, metrics)
-    if config.checkpoint.every and step % config.checkpoint.every == 0:
+    if session.save_due():
         await session.save()

@@ -169,16 +169,26 @@ class Run:
             loop = asyncio.get_running_loop()
 
             def on_term() -> None:
+                """The first saves after the step in progress and ends; before any step, and the second, end at once."""
                 told.append(signal.SIGTERM)
-                task.cancel()
+                if self._session is not None and len(told) == 1:
+                    self._session.stop_asked = "SIGTERM"
+                else:
+                    task.cancel()
+
+            def on_usr1() -> None:
+                if self._session is not None:
+                    self._session.save_asked = True
 
             with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):  # not in the main thread
                 loop.add_signal_handler(signal.SIGTERM, on_term)
+                loop.add_signal_handler(signal.SIGUSR1, on_usr1)
             try:
                 return await work
             finally:
                 with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):
                     loop.remove_signal_handler(signal.SIGTERM)
+                    loop.remove_signal_handler(signal.SIGUSR1)
 
         try:
             return self._runner.run(guarded())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rewards.scorer import Scorer
-
 from rl.checkpoint.store import Checkpoint, CheckpointStore, write_state
 from rl.config.schema import Config
 from rl.data import TaskStream
@@ -22,6 +23,8 @@ from rl.planners.base import Planner, PlannerContext
 from rl.tracking.progress import Progress
 from rl.tracking.tracker import Tracker
 from rl.types import PolicyVersion, Task
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -63,6 +66,11 @@ class Session:
     store: CheckpointStore
     phases: Phases
     counters: Counters
+    saved_at: float = field(default_factory=time.monotonic)
+    save_asked: bool = False
+    """SIGUSR1: save after this step and go on."""
+    stop_asked: str | None = None
+    """A signal asked the run to save after this step and to end."""
 
     @property
     def version(self) -> PolicyVersion:
@@ -86,6 +94,8 @@ class Session:
 
     def stop_reason(self) -> str | None:
         """The stop rule that has fired, in words."""
+        if self.stop_asked is not None:
+            return self.stop_asked
         counters = self.counters
         return fired(
             self.config.stop,
@@ -121,11 +131,23 @@ class Session:
 
     async def save(self) -> Path:
         """Writes a checkpoint: weights, optimizer, and all that the next step depends on."""
-        step = self.counters.step
-        with self.progress.phase("saving"), self.store.writing(step) as folder:
+        step, best = self.counters.step, self.config.checkpoint.best
+        value = None if best is None else self.counters.last.get(best)
+        if best is not None and value is None:
+            log.warning("checkpoint.best: no metric %r yet; known are %s", best, ", ".join(sorted(self.counters.last)))
+        with self.progress.phase("saving"), self.store.writing(step, value=value) as folder:
             await self.trainer.save(folder / "trainer")
             write_state(folder, self.state_dict())
+        self.saved_at = time.monotonic()
         return self.store.root / f"step-{step:06d}"
+
+    def save_due(self) -> bool:
+        """Whether the step that just ended is to be saved."""
+        checkpoint, asked = self.config.checkpoint, self.save_asked
+        self.save_asked = False
+        regular = checkpoint.every > 0 and self.counters.step % checkpoint.every == 0
+        minutes = (time.monotonic() - self.saved_at) / 60
+        return asked or regular or (checkpoint.every_minutes is not None and minutes >= checkpoint.every_minutes)
 
     async def load(self, checkpoint: Checkpoint) -> None:
         """Continues from a checkpoint: the trainer's ranks first, then the controller's own state."""

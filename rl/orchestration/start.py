@@ -18,7 +18,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rewards.scorer import Scorer
-from rl.checkpoint.store import Checkpoint, CheckpointStore
+from rl.checkpoint.store import Checkpoint, CheckpointStore, retention
 from rl.config import Resolved
 from rl.config.plugins import load_object
 from rl.config.schema import Config
@@ -90,7 +90,7 @@ async def open_session(
             eos=eos_ids(config.model, tokenizer),
             tracker=stack.enter_context(Tracker(directory, config)),
             progress=progress,
-            store=CheckpointStore(directory.checkpoints, keep=config.checkpoint.keep),
+            store=CheckpointStore(directory.checkpoints, retention(config.checkpoint)),
             phases=Phases(pool.sleep, pool.wake) if gpus and config.colocate else Phases(),
             counters=Counters(),
         )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from rl.checkpoint.store import CheckpointError, CheckpointStore, verify, write_state
+from rl.checkpoint.store import CheckpointError, CheckpointStore, Retention, verify, write_state
 
 
-def save(store: CheckpointStore, step: int, text: str = "weights") -> None:
-    with store.writing(step) as folder:
+def save(store: CheckpointStore, step: int, text: str = "weights", value: float | None = None) -> None:
+    with store.writing(step, value=value) as folder:
         (folder / "trainer").mkdir()
         (folder / "trainer" / "rank0.bin").write_text(text * step)
         write_state(folder, {"step": step})
@@ -65,7 +67,7 @@ def test_changed_bytes_of_the_same_length_are_found_by_verify(tmp_path: Path) ->
 
 
 def test_retention_keeps_the_newest(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, keep=2)
+    store = CheckpointStore(tmp_path, Retention(last=2))
     for step in range(1, 6):
         save(store, step)
     assert [c.step for c in store.list()] == [4, 5]
@@ -96,3 +98,50 @@ def test_kill_in_the_middle_of_a_write_leaves_the_previous_one(tmp_path: Path) -
     assert latest.step == 1
     save(store, 2)
     assert not list(tmp_path.glob("tmp-*"))
+
+
+def test_best_regular_and_newest_are_kept_over_restarts(tmp_path: Path) -> None:
+    values = {1: 0.5, 2: 0.9, 3: None, 4: 0.7, 5: 0.9, 6: 0.1, 7: 0.2}
+    for step, value in values.items():  # a new store each time: what is on disk decides
+        save(CheckpointStore(tmp_path, Retention(last=1, every=3, best=2)), step, value=value)
+    store = CheckpointStore(tmp_path, Retention(last=1, every=3, best=2))
+    assert [c.step for c in store.list()] == [2, 3, 5, 6, 7]
+    best = store.best()
+    assert best is not None
+    assert best.step == 2  # of equal ones the older
+    lower = CheckpointStore(tmp_path, Retention(lower_is_better=True)).best()
+    assert lower is not None
+    assert lower.step == 6
+
+
+def test_the_newest_whole_one_is_never_deleted(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, Retention(last=1))
+    save(store, 1)
+    with store.writing(2) as folder:
+        (folder / "weights").write_text("x" * 100)
+    (tmp_path / "step-000002" / "weights").write_text("x")  # damaged
+    save(store, 1)
+    store.prune()
+    latest = store.latest()
+    assert latest is not None
+    assert latest.step == 1
+
+
+def test_names_find_checkpoints(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, Retention(last=5))
+    for step, value in ((5, 0.2), (10, 0.8), (20, 0.1)):
+        save(store, step, value=value)
+    assert [store.find(name).step for name in ("latest", "best", "10", "step-000005")] == [20, 10, 10, 5]
+    with pytest.raises(CheckpointError, match=r"\[5, 10, 20\]"):
+        store.find("7")
+
+
+def test_a_full_disk_is_known_before_and_during_the_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = CheckpointStore(tmp_path)
+    save(store, 1)
+    with pytest.raises(CheckpointError, match="full"), store.writing(2):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
+    with pytest.raises(CheckpointError, match="make room"), store.writing(3):
+        pass
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["latest", "step-000001"]

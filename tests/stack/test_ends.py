@@ -90,6 +90,12 @@ def test_a_signal_ends_everything(tmp_path: Path, sign: signal.Signals) -> None:
     assert wait_for_none(started.mark) == []
     if sign != signal.SIGKILL:
         assert "Traceback" not in text, text[-3000:]
+    if sign == signal.SIGTERM:  # the step in progress was finished and saved
+        assert started.process.returncode == 143
+        last = metrics(started.run)[-1]["step"]
+        assert (started.run / "checkpoints" / f"step-{last:06d}" / "manifest.json").is_file()
+        hone(tmp_path, "resume", "runs/tiny", f"stop.steps={last + 1}")
+        assert metrics(started.run)[-1]["step"] == last + 1
     left = [p for p in Path("/dev/shm").glob("hone-*") if started.mark in p.name]
     assert left == []
 

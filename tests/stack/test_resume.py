@@ -39,6 +39,25 @@ def test_a_resumed_run_is_the_run(tmp_path: Path, engine: str) -> None:
     assert a.keys() == b.keys()
     for name in a:
         assert torch.equal(a[name], b[name]), name
+    if engine == "hf":
+        check_export(tmp_path, recipe, a)
+
+
+def check_export(folder: Path, recipe: str, trained: dict[str, torch.Tensor]) -> None:
+    """The exported folder holds the trained weights, and another command starts from it."""
+    from transformers import AutoModelForCausalLM
+
+    hone(folder, "ckpt", "export", "runs/straight", "exported", "--dtype", "float32")
+    model = AutoModelForCausalLM.from_pretrained(folder / "exported")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, trained[f"model.{name}"]), name
+    again = hone(folder, "ckpt", "export", "runs/straight", "exported", check=False)
+    assert again.returncode == 2
+    assert "not empty" in again.stderr
+    shown = hone(folder, "eval", recipe, "rollout.engine=hf", "model.path=runs/straight@latest").stdout
+    assert "eval/accuracy" in shown
+    assert "latest" in hone(folder, "ckpt", "ls", "runs/straight").stdout
+    assert "step 4: whole" in hone(folder, "ckpt", "verify", "runs/straight").stdout
 
 
 def test_resume_says_what_is_wrong(tmp_path: Path) -> None:
