@@ -51,6 +51,7 @@ def train(
 def resume(
     run: Annotated[Path, typer.Argument(help="Run directory: runs/NAME.")],
     overrides: Overrides = None,
+    force: Annotated[bool, typer.Option("--force", help="Accept changed files and settings.")] = False,
 ) -> None:
     """Continue a run from its newest complete checkpoint.
 
@@ -60,7 +61,7 @@ def resume(
         need_stack()
         from rl.orchestration.run import Run
 
-        train_to_end(lambda: Run.resume(run, *(overrides or ()), quiet=False))
+        train_to_end(lambda: Run.resume(run, *(overrides or ()), force=force, quiet=False))
 
 
 def train_to_end(make: Callable[[], Run]) -> None:
@@ -68,6 +69,8 @@ def train_to_end(make: Callable[[], Run]) -> None:
     from rl.tracking.summary import summarise
 
     with make() as run:
+        for change in run.changes:
+            typer.echo(f"changed {change}")
         run.start()
         already = run.session.stop_reason()
         if already is not None:

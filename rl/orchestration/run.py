@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rl.checkpoint.changes import Change, config_changes, file_changes, refuse
 from rl.checkpoint.store import Checkpoint, CheckpointError, CheckpointStore
 from rl.config import Resolved, load, load_resolved
 from rl.config.errors import ConfigError
@@ -45,19 +46,27 @@ class Run:
         self._init(load(recipe, overrides), None, quiet=quiet, overwrite=overwrite)
 
     @classmethod
-    def resume(cls, directory: str | Path, *overrides: str, quiet: bool = True) -> Run:
+    def resume(cls, directory: str | Path, *overrides: str, force: bool = False, quiet: bool = True) -> Run:
         """Continues the run in ``directory`` from its newest complete checkpoint.
 
+        Args:
+            force: accept changed files and settings that the saved state is about.
+
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: there is no checkpoint.
+            ConfigError: a setting or a user file changed and was not accepted.
         """
         opened = RunDirectory.open(Path(directory))
         store = CheckpointStore(opened.checkpoints)
         checkpoint = store.latest()
         if checkpoint is None:
             raise CheckpointError(f"{directory} has no complete checkpoint; start again with `hone train`")
+        resolved = load_resolved(opened.config_path, overrides)
+        changes = config_changes(load_resolved(opened.config_path).config, resolved.config)
+        refuse(changes, file_changes(opened.path), force=force)
         run = cls.__new__(cls)
-        run._init(load_resolved(opened.config_path, overrides), checkpoint, quiet=quiet, directory=opened)
+        run._init(resolved, checkpoint, quiet=quiet, directory=opened)
+        run.changes = changes
         return run
 
     @classmethod
@@ -78,6 +87,8 @@ class Run:
     ) -> None:
         self.config = resolved.config
         self.metrics: dict[str, float] = {}
+        self.changes: list[Change] = []
+        """What a resumed run does differently from when it was saved."""
         self._resolved, self._checkpoint, self._overwrite = resolved, checkpoint, overwrite
         self._directory = directory
         self._stack = contextlib.AsyncExitStack()
