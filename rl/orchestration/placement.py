@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rl.config.schema import Config
@@ -60,3 +62,15 @@ def plan_placement(config: Config, *, gpus: int) -> Placement:
     if needed > gpus:
         raise ValueError(f"the recipe needs {needed} GPUs and there are {gpus}: lower trainer.ranks or rollout.workers")
     return placement
+
+
+def shortfall(bundles: Sequence[Mapping[str, float]], available: Mapping[str, float]) -> str:
+    """What the bundles want beyond what a cluster has at all, in words; empty when it could fit."""
+    wanted: Counter[str] = Counter()
+    for bundle in bundles:
+        wanted.update(bundle)  # type: ignore[arg-type]
+    return ", ".join(
+        f"{name} {amount:g} wanted, {available.get(name, 0):g} there"
+        for name, amount in wanted.items()
+        if amount > available.get(name, 0)
+    )

@@ -28,7 +28,7 @@ from rl.objectives import build
 from rl.orchestration.actors import ProcessSetup, RolloutActor, TrainerActor
 from rl.orchestration.cluster import ClusterError, cluster
 from rl.orchestration.phases import Phases
-from rl.orchestration.placement import Placement, plan_placement
+from rl.orchestration.placement import Placement, plan_placement, shortfall
 from rl.orchestration.pool import RolloutPool
 from rl.orchestration.probe import probe_weights
 from rl.orchestration.session import Counters, Session
@@ -116,6 +116,11 @@ def _gpus(config: Config) -> int:
 
 
 async def _reserve(placement: Placement, seconds: float) -> Any:
+    lacking = shortfall(placement.bundles, ray.cluster_resources())
+    if lacking:
+        raise ClusterError(
+            f"the cluster is too small: {lacking}. Lower trainer.ranks or rollout.workers, or raise ray.num_cpus"
+        )
     group = placement_group(list(placement.bundles), strategy=placement.strategy)
     ready, _ = await asyncio.to_thread(ray.wait, [group.ready()], timeout=seconds)
     if not ready:

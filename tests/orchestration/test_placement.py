@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rl.config.schema import Config
-from rl.orchestration.placement import plan_placement
+from rl.orchestration.placement import plan_placement, shortfall
 
 
 def config(ranks: int, workers: int, parallel: int = 1, colocate: bool = True) -> Config:
@@ -44,3 +44,9 @@ def test_apart_each_engine_has_whole_gpus() -> None:
 def test_what_does_not_fit_is_refused_with_advice(c: Config, gpus: int, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         plan_placement(c, gpus=gpus)
+
+
+def test_a_cluster_that_is_too_small_is_known_at_once() -> None:
+    bundles = [{"CPU": 2.0}, {"CPU": 1.0, "GPU": 1.0}]
+    assert shortfall(bundles, {"CPU": 3.0, "GPU": 1.0}) == ""
+    assert shortfall(bundles, {"CPU": 2.0}) == "CPU 3 wanted, 2 there, GPU 1 wanted, 0 there"
