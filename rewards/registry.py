@@ -7,9 +7,11 @@ from typing import Any
 
 from rewards.exact import exact_match, last_number
 from rewards.gym import reasoning_gym
+from rewards.math import math_answer
 
 REWARDS: Mapping[str, Callable[..., Any]] = {
     "exact_match": exact_match,
     "last_number": last_number,
     "reasoning_gym": reasoning_gym,
+    "math": math_answer,
 }

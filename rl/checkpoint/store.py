@@ -123,7 +123,7 @@ class CheckpointStore:
         self._point_latest(target.name)
         self.prune()
 
-    def list(self) -> list[Checkpoint]:
+    def all(self) -> list[Checkpoint]:
         """Complete checkpoints, oldest first."""
         found = []
         for path in self.root.iterdir():
@@ -135,7 +135,7 @@ class CheckpointStore:
     def complete(self) -> list[Checkpoint]:
         """Those of this format whose files are all there with the right sizes, oldest first."""
         found = []
-        for checkpoint in self.list():
+        for checkpoint in self.all():
             with contextlib.suppress(CheckpointError):
                 if verify(checkpoint, contents=False) is None:
                     found.append(checkpoint)
@@ -163,7 +163,7 @@ class CheckpointStore:
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint whose files are all there with the right sizes."""
-        for checkpoint in reversed(self.list()):
+        for checkpoint in reversed(self.all()):
             fault = verify(checkpoint, contents=False)
             if fault is None:
                 return checkpoint
@@ -185,7 +185,7 @@ class CheckpointStore:
 
     def _check_room(self) -> None:
         """A checkpoint takes what the last one took."""
-        before = self.list()
+        before = self.all()
         if not before:
             return
         wanted = sum(entry["bytes"] for entry in before[-1].manifest()["files"].values())

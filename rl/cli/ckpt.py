@@ -31,7 +31,7 @@ def list_checkpoints(run: RunPath) -> None:
         _, store = _open(run)
         latest, best = store.latest(), store.best()
         table = Table("step", "GiB", "value", "", box=None)
-        for checkpoint in store.list():
+        for checkpoint in store.all():
             size = sum(entry["bytes"] for entry in checkpoint.manifest()["files"].values())
             marks = [name for name, c in (("latest", latest), ("best", best)) if c == checkpoint]
             fault = verify(checkpoint, contents=False)
@@ -55,7 +55,7 @@ def verify(run: RunPath) -> None:
         from rl.checkpoint.store import verify as check
 
         _, store = _open(run)
-        faults = {c.step: check(c) for c in store.list()}
+        faults = {c.step: check(c) for c in store.all()}
         for step, fault in faults.items():
             typer.echo(f"step {step}: {fault or 'whole'}")
         if any(faults.values()):
@@ -77,9 +77,9 @@ def prune(
         _, store = _open(run)
         if keep is not None:
             store.retention = dataclasses.replace(store.retention, last=keep, every=0)
-        before = {c.step for c in store.list()}
+        before = {c.step for c in store.all()}
         store.prune()
-        typer.echo(f"deleted {sorted(before - {c.step for c in store.list()}) or 'nothing'}")
+        typer.echo(f"deleted {sorted(before - {c.step for c in store.all()}) or 'nothing'}")
 
 
 @app.command()

@@ -82,7 +82,7 @@ def join(manifest: WeightManifest, rank: int) -> Any:
     world = manifest.options["world"]
     store = dist.TCPStore(host, int(port), world, is_master=rank == 0, timeout=TIMEOUT)
     if manifest.transport == "nccl":
-        return dist.ProcessGroupNCCL(store, rank, world)
+        return dist.ProcessGroupNCCL(store, rank, world, dist.ProcessGroupNCCL.Options())
     return dist.ProcessGroupGloo(store, rank, world, TIMEOUT)
 
 

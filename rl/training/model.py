@@ -80,7 +80,8 @@ class PolicyModule(nn.Module):
     def __init__(self, model: nn.Module, config: Config, *, heads: Sequence[str] = ()) -> None:
         super().__init__()
         self.model: Any = model
-        self.heads = nn.ModuleDict({name: _new_head(model.config.hidden_size) for name in heads})
+        size: int = self.model.config.hidden_size
+        self.heads = nn.ModuleDict({name: _new_head(size) for name in heads})
         self._chunk = config.trainer.logits_chunk
         self._bfloat16 = config.trainer.dtype == "bfloat16"
         self._softcap = getattr(model.config, "final_logit_softcapping", None)

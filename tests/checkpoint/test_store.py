@@ -38,7 +38,7 @@ def test_an_error_while_writing_leaves_the_previous_one(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="full"), store.writing(2) as folder:
         (folder / "half").write_text("x")
         raise OSError("disk full")
-    assert [c.step for c in store.list()] == [1]
+    assert [c.step for c in store.all()] == [1]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-000001"]
 
 
@@ -61,7 +61,7 @@ def test_changed_bytes_of_the_same_length_are_found_by_verify(tmp_path: Path) ->
     store = CheckpointStore(tmp_path)
     save(store, 1)
     (tmp_path / "step-000001" / "trainer" / "rank0.bin").write_text("weightz")
-    fault = verify(store.list()[0])
+    fault = verify(store.all()[0])
     assert fault is not None
     assert "checksum" in fault
 
@@ -70,7 +70,7 @@ def test_retention_keeps_the_newest(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, Retention(last=2))
     for step in range(1, 6):
         save(store, step)
-    assert [c.step for c in store.list()] == [4, 5]
+    assert [c.step for c in store.all()] == [4, 5]
 
 
 def test_another_format_is_refused_by_name(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_best_regular_and_newest_are_kept_over_restarts(tmp_path: Path) -> None:
     for step, value in values.items():  # a new store each time: what is on disk decides
         save(CheckpointStore(tmp_path, Retention(last=1, every=3, best=2)), step, value=value)
     store = CheckpointStore(tmp_path, Retention(last=1, every=3, best=2))
-    assert [c.step for c in store.list()] == [2, 3, 5, 6, 7]
+    assert [c.step for c in store.all()] == [2, 3, 5, 6, 7]
     best = store.best()
     assert best is not None
     assert best.step == 2  # of equal ones the older
