@@ -63,7 +63,7 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": root, "HF_HUB_OFFLINE": "1"}
 
 
-def hone(folder: Path, *arguments: str, timeout: float = 280, check: bool = True) -> subprocess.CompletedProcess[str]:
+def hone(folder: Path, *arguments: str, timeout: float = 600, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Runs `hone ARGUMENTS` in ``folder``."""
     done = subprocess.run(
         command(*arguments),

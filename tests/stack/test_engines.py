@@ -22,7 +22,7 @@ from rl.training.weights import named_weights, perturb, restore
 from rl.types import PolicyVersion, SamplingParams
 from tests.tiny import tiny_model
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 SAMPLING = SamplingParams(max_tokens=12, temperature=0.8, stop_token_ids=(2,))
 PROMPTS = [list(range(5, 5 + n)) for n in (4, 9, 17)]
 

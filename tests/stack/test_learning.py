@@ -8,7 +8,7 @@ import pytest
 
 from tests.stack.runs import hone, make_recipe, metrics
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 
 
 def test_a_tiny_model_learns_to_write_letters(tmp_path: Path) -> None:

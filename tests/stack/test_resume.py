@@ -9,7 +9,7 @@ import torch
 
 from tests.stack.runs import hone, make_recipe, metrics, without_times
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 
 EXACT = ("deterministic=true", "rollout.engine=hf", "eval.at_start=false", "sync.probe=false", "tasks_per_step=2")
 

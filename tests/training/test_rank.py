@@ -14,7 +14,7 @@ import pytest
 from tests.tiny import tiny_model
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def run(model: Path, out: Path, *settings: str, world: int, stage: int, layout: 
         )
         for rank in range(world)
     ]
-    outputs = [process.communicate(timeout=200)[0] for process in processes]
+    outputs = [process.communicate(timeout=400)[0] for process in processes]
     assert all(process.returncode == 0 for process in processes), "\n".join(o[-3000:] for o in outputs)
     return json.loads(out.read_text())
 
