@@ -81,7 +81,7 @@ class PolicyModule(nn.Module):
         super().__init__()
         self.model: Any = model
         size: int = self.model.config.hidden_size
-        self.heads = nn.ModuleDict({name: _new_head(size) for name in heads})
+        self.heads = nn.ModuleDict({f"head_{name}": _new_head(size) for name in heads})  # `values` is a method's name
         self._chunk = config.trainer.logits_chunk
         self._bfloat16 = config.trainer.dtype == "bfloat16"
         self._softcap = getattr(model.config, "final_logit_softcapping", None)
@@ -112,7 +112,7 @@ class PolicyModule(nn.Module):
             )
         with torch.autocast(row.input_ids.device.type, enabled=False):
             for name, head in self.heads.items():
-                values[name] = head(hidden.float()).squeeze(-1)
+                values[name.removeprefix("head_")] = head(hidden.float()).squeeze(-1)
         return logprobs, entropy, values
 
     def hidden(self, row: PackedRow) -> Tensor:

@@ -87,4 +87,4 @@ def test_every_signal_is_made_alike_on_one_rank_and_on_two(model: Path, tmp_path
         assert one["steps"][0]["value/mean"] == 0 != one["steps"][1]["value/mean"]
         assert one["steps"][1]["value/loss"] < one["steps"][0]["value/loss"]
     if name.startswith("full KL"):  # the policy leaves the reference
-        assert one["steps"][0]["policy/ref_kl"] == pytest.approx(0, abs=1e-6) < one["steps"][1]["policy/ref_kl"]
+        assert abs(one["steps"][0]["policy/ref_kl"]) < 1e-6 < one["steps"][1]["policy/ref_kl"]
