@@ -303,7 +303,7 @@ class SyncConfig:
     )
     dir: str | None = doc(None, "Folder of the `file` transport; /dev/shm when it has room.")
     probe: bool = doc(True, "At start, prove that every tensor reaches the engines.")
-    probe_max: float = doc(1e-3, "Largest log-prob difference that the float32 probe allows.")
+    probe_max: float = doc(3e-4, "Largest log-prob difference that the float32 probe allows.")
     probe_mean: float = doc(0.1, "Largest mean log-prob difference that the bfloat16 probe allows.")
     timeout_s: float = doc(600.0, "Longest publish.")
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from rl.config.schema import Config
 from rl.orchestration.session import Session
 
 NOISE = 0.05
-"""Relative size of the noise on each tensor: a stale one shows, and bfloat16 rounding does not drown it."""
+"""Relative size of the noise on each tensor in bfloat16: a stale one shows, and rounding does not drown it."""
+EXACT_NOISE = 0.5
+"""The same in float32, where rounding is small: a stale key projection moves log-probs least, and must show."""
 
 
 class ProbeError(RuntimeError):
@@ -26,12 +29,16 @@ async def probe_weights(session: Session) -> None:
     """
     config = session.config
     rows = _rows(session)
-    await session.trainer.perturb(config.seed, NOISE)
+    await session.trainer.perturb(config.seed, EXACT_NOISE if _exact(config) else NOISE)
     await session.publish()
     await _compare(session, rows, "noised weights")
     await session.trainer.restore()
     await session.publish()
     await _compare(session, rows, "the true weights")
+
+
+def _exact(config: Config) -> bool:
+    return config.rollout.dtype == config.trainer.dtype == "float32"
 
 
 def _rows(session: Session) -> list[list[int]]:
@@ -45,7 +52,7 @@ def _rows(session: Session) -> list[list[int]]:
 
 async def _compare(session: Session, rows: list[list[int]], what: str) -> None:
     sync = session.config.sync
-    exact = session.config.rollout.dtype == session.config.trainer.dtype == "float32"
+    exact = _exact(session.config)
     expected = await session.trainer.logprobs(rows, 1.0)
     for member, scores in zip(session.pool.members, await session.pool.score(rows, 1.0), strict=True):
         gaps = np.concatenate([np.abs(a[1:] - b[1:]) for a, b in zip(expected, scores, strict=True)])

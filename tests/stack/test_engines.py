@@ -13,6 +13,7 @@ import torch
 
 from rl.config import load
 from rl.config.schema import Config
+from rl.orchestration.probe import EXACT_NOISE
 from rl.rollout import create_engine
 from rl.rollout.engine import DirtyEngineError
 from rl.sync import create_sender
@@ -24,6 +25,7 @@ from tests.tiny import tiny_model
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 SAMPLING = SamplingParams(max_tokens=12, temperature=0.8, stop_token_ids=(2,))
+LIMIT = Config().sync.probe_max
 PROMPTS = [list(range(5, 5 + n)) for n in (4, 9, 17)]
 
 
@@ -110,18 +112,18 @@ def test_engine_and_trainer_agree_and_a_stale_tensor_shows(tmp_path: Path, engin
             await pair.publish(clean)
             await pair.check_samples()
             await check_sampling(pair)
-            clones = perturb(pair.model, 1, 0.05)
+            clones = perturb(pair.model, 1, EXACT_NOISE)
             noised = pair.tensors()
             await pair.publish(noised)
             await pair.check_samples()
-            assert await pair.gap() < 1e-3
+            assert await pair.gap() < LIMIT
             if engine == "vllm":
                 for name, tensors in stale_cases(pair, clean, noised):
                     await pair.publish(tensors)
-                    assert await pair.gap() > 1e-3, name
+                    assert await pair.gap() > LIMIT, name
             restore(pair.model, clones)
             await pair.publish(pair.tensors())
-            assert await pair.gap() < 1e-3
+            assert await pair.gap() < LIMIT
         finally:
             await pair.engine.stop()
 
@@ -153,10 +155,10 @@ def test_a_broadcast_publish_reaches_the_engine(tmp_path: Path, engine: str) -> 
         try:
             await pair.publish(pair.tensors())
             await pair.check_samples()
-            perturb(pair.model, 1, 0.05)
+            perturb(pair.model, 1, EXACT_NOISE)
             await pair.publish(pair.tensors())
             await pair.check_samples()
-            assert await pair.gap() < 1e-3
+            assert await pair.gap() < LIMIT
         finally:
             await pair.engine.stop()
 
@@ -168,10 +170,10 @@ def test_merged_adapters_reach_the_engine_and_a_stale_one_shows(tmp_path: Path) 
         pair = Pair(make_config(tmp_path, "vllm", tied=True, lora=True))
         await pair.engine.start()
         try:
-            clones = perturb(pair.model, 1, 0.2)
+            clones = perturb(pair.model, 1, EXACT_NOISE)
             await pair.publish(pair.tensors())
             await pair.check_samples()
-            assert await pair.gap() < 1e-3
+            assert await pair.gap() < LIMIT
             name = next(n for n in clones if "lora_B" in n)
             parameter = dict(pair.model.named_parameters())[name]
             noised = parameter.detach().clone()
@@ -180,7 +182,7 @@ def test_merged_adapters_reach_the_engine_and_a_stale_one_shows(tmp_path: Path) 
                 stale = pair.tensors()
                 parameter.copy_(noised)
             await pair.publish(stale)
-            assert await pair.gap() > 1e-3
+            assert await pair.gap() > LIMIT
         finally:
             await pair.engine.stop()
 
