@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rewards.code import code_tests
 from rewards.exact import exact_match, last_number
 from rewards.gym import reasoning_gym
 from rewards.math import math_answer
@@ -14,4 +15,5 @@ REWARDS: Mapping[str, Callable[..., Any]] = {
     "last_number": last_number,
     "reasoning_gym": reasoning_gym,
     "math": math_answer,
+    "code": code_tests,
 }
