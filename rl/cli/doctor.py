@@ -79,6 +79,7 @@ def diagnose(*, quick: bool) -> Iterator[Row]:
     yield from shadow_rows()
     yield from leftover_rows()
     yield telemetry_row()
+    yield sandbox_row()
     if not quick and importlib.util.find_spec("ray"):
         yield ray_row()
 
@@ -257,6 +258,23 @@ def telemetry_row() -> Row:
     if on:
         return Row("telemetry", YELLOW, f"switched on by {', '.join(on)}", f"unset {' '.join(on)}")
     return Row("telemetry", GREEN, "off in runs")
+
+
+def sandbox_row() -> Row:
+    """How strongly model-written programs are isolated here."""
+    from rewards.sandbox import SandboxError, level
+
+    try:
+        found = level()
+    except SandboxError as error:
+        return Row("sandbox", YELLOW, str(error), "score programs on a Linux machine")
+    words = {
+        "namespaces": "programs have no network and see only their own processes",
+        "user": "programs run as `nobody` under resource limits, with the machine's network",
+        "limits": "programs run as this user under resource limits, with the machine's network",
+    }
+    fix = "" if found == "namespaces" else "allow unprivileged user namespaces for `unshare`, or trust the programs"
+    return Row("sandbox", GREEN if found == "namespaces" else YELLOW, words[found], fix)
 
 
 def ray_row() -> Row:

@@ -56,6 +56,15 @@ def test_leftovers(tmp_path, monkeypatch):
     assert next(iter(d.leftover_rows(shm, ray))).fix == f"rm -r {ray}/session_2* {shm}/hone-*"
 
 
+def test_the_sandbox_level_is_told(monkeypatch):
+    monkeypatch.setattr("rewards.sandbox.level", lambda: "limits")
+    row = d.sandbox_row()
+    assert row.status == d.YELLOW
+    assert "network" in row.found
+    monkeypatch.setattr("rewards.sandbox.level", lambda: "namespaces")
+    assert d.sandbox_row().status == d.GREEN
+
+
 def test_missing_compiler_is_red(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert [r.status for r in d.compiler_rows()] == [d.RED, d.RED]
