@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,8 @@ class Started:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # Under a shell that runs things in the background SIGINT is ignored, and that is inherited.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     def wait_for_step(self, step: int, seconds: float = 300) -> None:
@@ -80,9 +83,28 @@ class Started:
         return self.log.read_text()
 
 
+@pytest.fixture
+def start() -> Iterator[Callable[..., Started]]:
+    """Starts runs, and ends what a failed test left going."""
+    runs: list[Started] = []
+
+    def begin(folder: Path, *arguments: str) -> Started:
+        runs.append(Started(folder, *arguments))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        if run.process.poll() is None:
+            run.process.send_signal(signal.SIGKILL)
+            run.process.wait()
+
+
+Start = Callable[..., Started]
+
+
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_ends_everything(tmp_path: Path, sign: signal.Signals) -> None:
-    started = Started(tmp_path, str(make_recipe(tmp_path)), "rollout.engine=hf", "stop.steps=1000")
+def test_a_signal_ends_everything(tmp_path: Path, start: Start, sign: signal.Signals) -> None:
+    started = start(tmp_path, str(make_recipe(tmp_path)), "rollout.engine=hf", "stop.steps=1000")
     started.wait_for_step(2)
     started.process.send_signal(sign)
     text = started.end()
@@ -100,8 +122,8 @@ def test_a_signal_ends_everything(tmp_path: Path, sign: signal.Signals) -> None:
     assert left == []
 
 
-def test_a_killed_engine_is_replaced_and_counted(tmp_path: Path) -> None:
-    started = Started(tmp_path, str(make_recipe(tmp_path)), "stop.steps=60")
+def test_a_killed_engine_is_replaced_and_counted(tmp_path: Path, start: Start) -> None:
+    started = start(tmp_path, str(make_recipe(tmp_path)), "stop.steps=60")
     started.wait_for_step(2)
     os.kill(started.worker("rollout-0"), signal.SIGKILL)
     text = started.end(500)
@@ -113,8 +135,8 @@ def test_a_killed_engine_is_replaced_and_counted(tmp_path: Path) -> None:
     assert wait_for_none(started.mark) == []
 
 
-def test_a_killed_trainer_ends_the_run_with_a_message(tmp_path: Path) -> None:
-    started = Started(tmp_path, str(make_recipe(tmp_path)), "rollout.engine=hf", "stop.steps=1000")
+def test_a_killed_trainer_ends_the_run_with_a_message(tmp_path: Path, start: Start) -> None:
+    started = start(tmp_path, str(make_recipe(tmp_path)), "rollout.engine=hf", "stop.steps=1000")
     started.wait_for_step(2)
     os.kill(started.worker("trainer-0"), signal.SIGKILL)
     text = started.end()
