@@ -146,7 +146,7 @@ class Idle(FixedPlanner):
 def test_a_planner_that_waits_for_nothing_is_an_error_not_a_hang() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         run(Idle(), context(), Pool())
-    assert "none in flight" in str(caught.value.exceptions[0])
+    assert "none is in flight" in str(caught.value.exceptions[0])
 
 
 class Loser(Pool):
