@@ -1,28 +1,31 @@
 """Scores bundles with the named rewards of a config.
 
-Each call of a reward runs in a thread with a deadline, so a slow one does not stop generation. A call
-that passes its deadline gives its trajectories the ``on_sample_error`` value and is counted; a
-function that raises ends the run. Rewards run in this process: code that must be killable belongs
-in a process of its own.
+Plain functions run in processes of their own (`rewards.pool`): one that hangs is killed, its trajectory
+gets the ``on_sample_error`` value and is counted. Async functions run on this loop. A function that
+raises ends the run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rewards.contract import RewardError, arguments_for, checked, name_of
-from rewards.registry import REWARDS
+from rewards.loading import load_reward
+from rewards.pool import DeadlinePassed, ScoringPool, WorkerLost
 from rl.config.errors import ConfigError
-from rl.config.plugins import load_object
 from rl.config.schema import RewardConfig, RewardFunctionConfig
 from rl.types import Bundle, Finish, Task, Trajectory
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,9 @@ class Scorer:
     """
 
     def __init__(self, reward: RewardConfig, *, base_dir: Path) -> None:
-        self._config = reward
-        self._rewards = [_Reward(name, _load(spec.fn, base_dir), spec) for name, spec in reward.functions.items()]
+        self._config, self._base_dir = reward, base_dir
+        self._rewards = [_Reward(name, load_reward(spec.fn, base_dir), spec) for name, spec in reward.functions.items()]
+        self._pool = ScoringPool(max(1, reward.workers), memory_mb=reward.memory_mb or 0)
         self._threads = ThreadPoolExecutor(max_workers=max(2, reward.workers), thread_name_prefix="reward")
         self.counters: Counter[str] = Counter()
 
@@ -87,20 +91,38 @@ class Scorer:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
 
     async def _call(self, reward: _Reward, task: Task, members: Sequence[Trajectory]) -> list[float | None]:
-        arguments = arguments_for(reward.fn, [task] * len(members), members, reward.config.options)
+        """Scores of one reward. A call that passes its deadline is tried again one trajectory at a time."""
+        infra, _, tries = reward.config.on_infra_error.partition(":")
+        for attempt in range(1 + (int(tries) if infra == "retry" else 0)):
+            try:
+                return await self._once(reward, task, members)
+            except (TimeoutError, DeadlinePassed):
+                if len(members) > 1:
+                    return [(await self._call(reward, task, [member]))[0] for member in members]
+                self.counters[f"{reward.name}/timeout"] += 1
+                return [_policy_value(reward)]
+            except WorkerLost as error:
+                self.counters[f"{reward.name}/worker_lost"] += 1
+                log.warning("reward %s: %s (attempt %d)", reward.name, error, attempt + 1)
+        if infra == "stop_run":
+            raise RewardError(f"reward {reward.name}: its scoring process died")
+        return [float(tries) if infra == "value" else None] * len(members)
+
+    async def _once(self, reward: _Reward, task: Task, members: Sequence[Trajectory]) -> list[float | None]:
+        config, seconds = reward.config, reward.config.timeout_s * len(members)
+        if not _is_async(reward.fn):
+            work = partial(self._pool.score, config.fn, self._base_dir, config.options, task, members, seconds)
+            try:
+                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+            except RewardError as error:
+                raise RewardError(f"reward {reward.name}: {error}") from error
+        arguments = arguments_for(reward.fn, [task] * len(members), members, config.options)
         try:
-            if inspect.iscoroutinefunction(reward.fn):
-                work: Any = reward.fn(**arguments)
-            else:
-                loop = asyncio.get_running_loop()
-                work = loop.run_in_executor(self._threads, lambda: reward.fn(**arguments))
-            scores = await asyncio.wait_for(work, reward.config.timeout_s * len(members))
-        except TimeoutError:
-            self.counters[f"{reward.name}/timeout"] += len(members)
-            return [_policy_value(reward)] * len(members)
-        except RewardError:
+            scores = await asyncio.wait_for(reward.fn(**arguments), seconds)
+        except (TimeoutError, RewardError):
             raise
         except Exception as error:
             raise RewardError(
@@ -127,13 +149,5 @@ def _policy_value(reward: _Reward) -> float | None:
     raise RewardError(f"reward {reward.name} passed its deadline of {reward.config.timeout_s} s a trajectory")
 
 
-def _load(spec: str, base_dir: Path) -> Any:
-    place = spec.rpartition(":")[0]
-    if place.endswith(".py") and not Path(place).expanduser().is_absolute():
-        spec = str(base_dir / spec)
-    found = load_object(spec, REWARDS)
-    if inspect.isclass(found):
-        found = found()
-    if not callable(found):
-        raise ConfigError(f"reward {spec}: is not a function")
-    return found
+def _is_async(fn: Any) -> bool:
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004

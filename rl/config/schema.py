@@ -272,6 +272,7 @@ class RewardConfig:
     outcome: str | None = doc(None, "Name of the reward that says whether the answer is right.")
     outcome_threshold: float | None = doc(None, "Outcome is 1 at or above this; the raw value when not given.")
     workers: int = doc(2, "Processes that score.")
+    memory_mb: int | None = doc(None, "Address space of a scoring process; passing it counts as a sample error.")
     check_gold: int = doc(0, "Before the run, try each reward on the gold answers of this many tasks.")
     gold_column: str = doc("answer", "Column with the gold answer, for `check_gold`.")
 
