@@ -19,7 +19,7 @@ def trained_weights(run: Path, step: int) -> dict[str, torch.Tensor]:
     return torch.load(file, weights_only=False)["module"]
 
 
-@pytest.mark.parametrize("engine", ["hf", "vllm"])
+@pytest.mark.parametrize("engine", ["hf", pytest.param("vllm", marks=pytest.mark.slow)])
 def test_a_resumed_run_is_the_run(tmp_path: Path, engine: str) -> None:
     recipe = str(make_recipe(tmp_path))
     settings = [*EXACT, f"rollout.engine={engine}", "samples_per_task=4", "updates_per_step=2"]

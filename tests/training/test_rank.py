@@ -72,7 +72,10 @@ FAMILY = {
 }
 
 
-@pytest.mark.parametrize("name", list(FAMILY))
+SLOW = ("full KL, LoRA", "guide")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in FAMILY])
 def test_every_signal_is_made_alike_on_one_rank_and_on_two(model: Path, tmp_path: Path, name: str) -> None:
     settings = FAMILY[name]
     if name == "teacher":
