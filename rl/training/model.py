@@ -80,7 +80,7 @@ class PolicyModule(nn.Module):
     def __init__(self, model: nn.Module, config: Config, *, heads: Sequence[str] = ()) -> None:
         super().__init__()
         self.model: Any = model
-        size: int = self.model.config.hidden_size
+        size: int = model.config.hidden_size  # type: ignore[union-attr, assignment]
         self.heads = nn.ModuleDict({f"head_{name}": _new_head(size) for name in heads})  # `values` is a method's name
         self._chunk = config.trainer.logits_chunk
         self._bfloat16 = config.trainer.dtype == "bfloat16"
