@@ -32,6 +32,23 @@ def last_number(completions: Sequence[Any], answer: Sequence[Any], **columns: An
     ]
 
 
+def close_number(
+    completions: Sequence[Any], answer: Sequence[Any], *, within: float = 10.0, **columns: Any
+) -> list[float | None]:
+    """1 where the last number is the answer's, falling in a line to 0 at a distance of ``within``.
+
+    A graded reward tells the wrong samples of a group apart, which right and wrong alone cannot.
+    """
+    if not within > 0:
+        raise ValueError(f"within must be above 0, but is {within}")
+    scores: list[float | None] = []
+    for completion, gold in zip(completions, answer, strict=True):
+        said, right = _last(text_of(completion)), _last(text_of(gold))
+        missing = said is None or right is None
+        scores.append(0.0 if missing else max(0.0, 1.0 - float(abs(said - right)) / within))  # type: ignore[operator]
+    return scores
+
+
 def _last(text: str) -> Decimal | None:
     numbers = _NUMBER.findall(text[-10_000:])
     if not numbers or len(numbers[-1]) > 200:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rewards.code import code_tests
-from rewards.exact import exact_match, last_number
+from rewards.exact import close_number, exact_match, last_number
 from rewards.gym import reasoning_gym
 from rewards.math import math_answer
 
 REWARDS: Mapping[str, Callable[..., Any]] = {
     "exact_match": exact_match,
     "last_number": last_number,
+    "close_number": close_number,
     "reasoning_gym": reasoning_gym,
     "math": math_answer,
     "code": code_tests,

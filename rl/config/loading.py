@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rl.config import strict
 from rl.config.checks import check_config
 from rl.config.errors import ConfigError, nearest
+from rl.config.hardware import dtype_for
 from rl.config.schema import Config
 
 SHIPPED = Path(__file__).resolve().parents[2]
@@ -158,6 +159,9 @@ def _resolve(layers: list[tuple[str, dict[str, Any]]], path: Path | None) -> Res
         return "default"
 
     config = strict.build(Config, merged, origin_of)
+    for part, key in ((config.rollout, "rollout.dtype"), (config.trainer, "trainer.dtype")):
+        if part.dtype == "auto":  # once for the whole run: every process and a resumed run must agree
+            part.dtype, origins[key] = dtype_for(config.device)
     check_config(config, origin_of)
     return Resolved(config, origins, path)
 

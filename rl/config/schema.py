@@ -125,7 +125,11 @@ class RolloutConfig:
     )
     workers: int = doc(1, "Number of engines.")
     tensor_parallel: int = doc(1, "GPUs of one engine.")
-    dtype: str = doc("bfloat16", "Number format of the engine.", ("bfloat16", "float16", "float32"))
+    dtype: str = doc(
+        "auto",
+        "Number format of the engine; `auto` is bfloat16 where the hardware has it, else float32.",
+        ("auto", "bfloat16", "float16", "float32"),
+    )
     max_response_tokens: int = doc(1024, "Response budget of one turn, in tokens.")
     max_model_len: int | None = doc(None, "Context of the engine; prompt + response when not given.")
     temperature: float = doc(1.0, "Sampling temperature; the trainer applies the same.")
@@ -155,9 +159,9 @@ class TrainerConfig:
         0, "ZeRO stage: what is sharded over the ranks (0 nothing, 1 optimizer, 2 gradients, 3 weights)."
     )
     dtype: str = doc(
-        "bfloat16",
-        "Number format of forward and backward; the master weights stay float32.",
-        ("bfloat16", "float32"),
+        "auto",
+        "Number format of forward and backward, `auto` as for the engine; the master weights stay float32.",
+        ("auto", "bfloat16", "float32"),
     )
     offload: bool = doc(False, "Keep the optimizer's state in host memory (ZeRO 2 and 3 on GPUs).")
     lr: float = doc(1e-6, "Peak learning rate.")

@@ -164,8 +164,8 @@ class TrainerActor:
     def abort_publish(self) -> None:
         self.sender.abort()
 
-    def perturb(self, seed: int, scale: float) -> None:
-        self.rank.perturb(seed, scale)
+    def perturb(self, seed: int) -> None:
+        self.rank.perturb(seed)
 
     def restore(self) -> None:
         self.rank.restore()

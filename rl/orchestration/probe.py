@@ -11,11 +11,6 @@ import numpy as np
 from rl.config.schema import Config
 from rl.orchestration.session import Session
 
-NOISE = 0.05
-"""Relative size of the noise on each tensor in bfloat16: a stale one shows, and rounding does not drown it."""
-EXACT_NOISE = 0.5
-"""The same in float32, where rounding is small: a stale key projection moves log-probs least, and must show."""
-
 
 class ProbeError(RuntimeError):
     """Engine and trainer disagree about the weights."""
@@ -29,7 +24,7 @@ async def probe_weights(session: Session) -> None:
     """
     config = session.config
     rows = _rows(session)
-    await session.trainer.perturb(config.seed, EXACT_NOISE if _exact(config) else NOISE)
+    await session.trainer.perturb(config.seed)
     await session.publish()
     await _compare(session, rows, "noised weights")
     await session.trainer.restore()

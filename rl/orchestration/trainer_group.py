@@ -79,8 +79,8 @@ class TrainerGroup:
             raise
         await self._all("commit_publish", doing="commit_publish", seconds=self._sync_timeout)
 
-    async def perturb(self, seed: int, scale: float) -> None:
-        await self._all("perturb", seed, scale, doing="the probe's noise", seconds=self._timeout)
+    async def perturb(self, seed: int) -> None:
+        await self._all("perturb", seed, doing="the probe's noise", seconds=self._timeout)
 
     async def restore(self) -> None:
         await self._all("restore", doing="restoring after the probe", seconds=self._timeout)

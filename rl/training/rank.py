@@ -30,7 +30,7 @@ from rl.training.model import PolicyModule, adapters_off, load_model
 from rl.training.optim import learning_rate, make_optimizer
 from rl.training.packed import pack_tokens
 from rl.training.step import Micro, run_step
-from rl.training.weights import Clones, named_weights, perturb, restore, weights_meta
+from rl.training.weights import Clones, named_weights, perturb, probe_noise, restore, weights_meta
 
 log = logging.getLogger(__name__)
 HEADS = ("values",)
@@ -145,9 +145,11 @@ class TrainerRank:
         """Whole tensors by Hugging Face name, in the engine's dtype. Collective."""
         return named_weights(self._module.model, DTYPES[self._config.rollout.dtype])
 
-    def perturb(self, seed: int, scale: float) -> None:
+    def perturb(self, seed: int) -> None:
         """Adds noise to every tensor, for the probe of weight sync; `restore` takes it back."""
-        self._clones = perturb(self._module.model, seed, scale)
+        model, exact = self._module.model, self._config.rollout.dtype == self._config.trainer.dtype == "float32"
+        layers = model.config.get_text_config().num_hidden_layers
+        self._clones = perturb(model, seed, probe_noise(layers, exact=exact))
 
     def restore(self) -> None:
         if self._clones is None:

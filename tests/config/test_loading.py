@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rl.config import ConfigError, load, load_resolved
+from rl.config.hardware import cpu_has_bfloat16
 
 
 def write(path: Path, text: str) -> Path:
@@ -94,3 +95,27 @@ def test_a_missing_recipe_names_a_near_one() -> None:
 def test_no_secret_reaches_the_saved_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "canary-6f1d")
     assert "canary-6f1d" not in load("grpo/arithmetic_cpu", ["tracking.wandb=true"]).to_yaml()
+
+
+def test_auto_dtype_is_settled_once_when_the_config_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl.config.hardware.cpu_has_bfloat16", lambda: False)
+    resolved = load(None, ["device=cpu", "rollout.dtype=float16"])
+    assert (resolved.config.trainer.dtype, resolved.config.rollout.dtype) == ("float32", "float16")
+    assert "no bfloat16" in resolved.origins["trainer.dtype"]
+    assert load(None, ["device=gpu"]).config.trainer.dtype == "bfloat16"
+    monkeypatch.setattr("rl.config.hardware.cpu_has_bfloat16", lambda: True)
+    assert load(None, ["device=cpu"]).config.rollout.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(("text", "has"), [("flags\t: fpu avx512_bf16\n", True), ("Features : asimd bf16", True)])
+def test_bfloat16_is_read_from_the_processors_flags(tmp_path: Path, text: str, has: bool) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(text)
+    assert cpu_has_bfloat16(path) is has
+
+
+def test_no_bfloat16_flag_is_no_bfloat16(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text("model name: bf16 lover\nflags: fpu avx avx2\n")
+    assert not cpu_has_bfloat16(path)
+    assert not cpu_has_bfloat16(tmp_path / "none")

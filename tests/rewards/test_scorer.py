@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rewards.contract import RewardError
-from rewards.exact import exact_match, last_number
+from rewards.exact import close_number, exact_match, last_number
 from rewards.scorer import Scorer
 from rl.config.errors import ConfigError
 from rl.config.schema import RewardConfig, RewardFunctionConfig
@@ -108,6 +108,15 @@ def test_exact_match_and_last_number() -> None:
     assert exact_match(["four"], ["Four"], ignore_case=True) == [1.0]
     said = ["so 3 + 4 = 7.", "1,234", "none", "-5", "7.0", ""]
     assert last_number(said, ["#### 7", "1234", "1", "5", "7", "0"]) == [1.0, 1.0, 0.0, 0.0, 1.0, 0.0]
+
+
+def test_close_number_falls_in_a_line() -> None:
+    said = ["7", "9.5", "17", "-900", "none", "1" * 300]
+    assert close_number(said, ["7"] * 6) == [1.0, 0.75, 0.0, 0.0, 0.0, 0.0]
+    assert close_number(["8"], ["#### 7"], within=2) == [0.5]
+    assert close_number(["8"], ["unknown"]) == [0.0]
+    with pytest.raises(ValueError, match="above 0"):
+        close_number(["8"], ["7"], within=0)
 
 
 def test_gold_answers_are_tried_before_a_run(tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ import torch
 
 from rl.config import load
 from rl.config.schema import Config
-from rl.orchestration.probe import EXACT_NOISE
 from rl.rollout import create_engine
 from rl.rollout.engine import DirtyEngineError
 from rl.sync import create_sender
 from rl.training.model import PolicyModule, load_model
 from rl.training.packed import pack_tokens
-from rl.training.weights import named_weights, perturb, restore
+from rl.training.weights import named_weights, perturb, probe_noise, restore
 from rl.types import PolicyVersion, SamplingParams
 from tests.tiny import tiny_model
 
@@ -112,7 +111,7 @@ def test_engine_and_trainer_agree_and_a_stale_tensor_shows(tmp_path: Path, engin
             await pair.publish(clean)
             await pair.check_samples()
             await check_sampling(pair)
-            clones = perturb(pair.model, 1, EXACT_NOISE)
+            clones = perturb(pair.model, 1, probe_noise(2, exact=True))
             noised = pair.tensors()
             await pair.publish(noised)
             await pair.check_samples()
@@ -155,7 +154,7 @@ def test_a_broadcast_publish_reaches_the_engine(tmp_path: Path, engine: str) -> 
         try:
             await pair.publish(pair.tensors())
             await pair.check_samples()
-            perturb(pair.model, 1, EXACT_NOISE)
+            perturb(pair.model, 1, probe_noise(2, exact=True))
             await pair.publish(pair.tensors())
             await pair.check_samples()
             assert await pair.gap() < LIMIT
@@ -170,7 +169,7 @@ def test_merged_adapters_reach_the_engine_and_a_stale_one_shows(tmp_path: Path) 
         pair = Pair(make_config(tmp_path, "vllm", tied=True, lora=True))
         await pair.engine.start()
         try:
-            clones = perturb(pair.model, 1, EXACT_NOISE)
+            clones = perturb(pair.model, 1, probe_noise(2, exact=True))
             await pair.publish(pair.tensors())
             await pair.check_samples()
             assert await pair.gap() < LIMIT
