@@ -7,6 +7,7 @@ failure (`isError`) is text for the policy; a server that dies or hangs fails th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -85,7 +86,8 @@ class McpServer:
             self._reader.cancel()
             await asyncio.gather(self._reader, return_exceptions=True)
         if process is not None and process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may have been reaped, and not told to us yet
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
 
     def _tool(self, described: Mapping[str, Any]) -> Tool:

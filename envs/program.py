@@ -7,6 +7,7 @@ every call. The program only says how well it did.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -81,7 +82,8 @@ class CommandProgram:
         process = self._process
         if process is None or process.returncode is not None:
             return
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may have been reaped, and not told to us yet
+            os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
 
 

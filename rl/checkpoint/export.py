@@ -89,6 +89,10 @@ def exported(run: Path, name: str) -> Path:
 
     directory = RunDirectory.open(run, lock=False)
     config = load_resolved(directory.config_path).config
+    if config.method != "rl":  # TRL's trainers leave a plain model folder
+        if name != "latest" or not (directory.path / "model" / "config.json").is_file():
+            raise CheckpointError(f"{run}: a run of method={config.method} offers @latest, once it has ended")
+        return directory.path / "model"
     checkpoint = CheckpointStore(directory.checkpoints, retention(config.checkpoint)).find(name)
     folder = directory.path / "exports" / f"step-{checkpoint.step:06d}"
     return folder if (folder / "config.json").is_file() else export(checkpoint, config, folder)

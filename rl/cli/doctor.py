@@ -71,7 +71,7 @@ def diagnose(*, quick: bool) -> Iterator[Row]:
     yield from version_rows()
     if not quick:
         yield from torchvision_row()
-    yield from compiler_rows()
+    yield compiler_row()
     yield machine_row()
     yield memory_row()
     yield from shared_memory_row()
@@ -181,11 +181,10 @@ def torchvision_row() -> Iterator[Row]:
         yield Row("torchvision", RED, reason, "pip uninstall -y torchvision torchaudio torchcodec")
 
 
-def compiler_rows() -> Iterator[Row]:
-    """DeepSpeed compiles a small extension on its first start."""
-    for command, fix in (("g++", "apt-get install g++"), ("ninja", "pip install ninja, in the environment on PATH")):
-        where = shutil.which(command)
-        yield Row(command, GREEN if where else RED, where or "not on PATH", "" if where else fix)
+def compiler_row() -> Row:
+    """vLLM compiles small kernels for the CPU when it starts."""
+    where = shutil.which("g++")
+    return Row("g++", GREEN if where else RED, where or "not on PATH", "" if where else "apt-get install g++")
 
 
 def machine_row() -> Row:

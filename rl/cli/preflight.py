@@ -30,6 +30,9 @@ def preflight(
         config = load(recipe, overrides or ()).config
         require_complete(config)
         console = Console(highlight=False)
+        if config.method != "rl":
+            _offline(console, config, data)
+            return
         samples = config.tasks_per_step * config.samples_per_task
         updates = config.updates_per_step * config.epochs_per_step
         console.print(
@@ -63,6 +66,23 @@ def preflight(
                 f"{ {name: len(rows) for name, rows in held_out.items()} }."
             )
         console.print("[green]ok[/green]: nothing was started. Not checked here: GPUs and what rewards answer.")
+
+
+def _offline(console: Console, config: Config, data: bool) -> None:
+    from rl.offline import refuse_unkept, row_batches
+
+    refuse_unkept(config)
+    rows, batches = row_batches(config)
+    console.print(
+        f"An update learns from {config.tasks_per_step} rows, in {batches} micro-batch(es) of {rows}; "
+        f"method {config.method} in one process through TRL; device {config.device}."
+    )
+    if data:
+        from rl.data.examples import read_examples
+
+        counts = [len(read_examples(config, part, chat=True)) for part in (config.data.sources, config.eval.sources)]
+        console.print(f"Data: {counts[0]} training examples, {counts[1]} for evaluation.")
+    console.print("[green]ok[/green]: nothing was started.")
 
 
 def _placement(console: Console, config: Config) -> None:

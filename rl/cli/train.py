@@ -12,7 +12,9 @@ import typer
 from rl.cli.report import TERMINATED, reported
 
 if TYPE_CHECKING:
+    from rl.offline import Outcome
     from rl.orchestration.run import Run
+    from rl.tracking.run_directory import RunDirectory
 
 Recipe = Annotated[str, typer.Argument(help="Recipe file, or the name of a shipped one: grpo/arithmetic_cpu.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings to change: `trainer.lr=1e-5 stop.steps=20`.")]
@@ -41,6 +43,12 @@ def train(
 
         resolved = load(recipe, overrides or ())
         require_complete(resolved.config)
+        if resolved.config.method != "rl":
+            need_stack(("torch", "trl"))
+            from rl import offline
+
+            report_offline(*offline.train(resolved, overwrite=overwrite))
+            return
         need_stack()
         warn_of_shadows()
         from rl.orchestration.run import Run
@@ -58,6 +66,16 @@ def resume(
     Example: hone resume runs/arithmetic stop.steps=100
     """
     with reported():
+        from rl.config import load_resolved
+        from rl.tracking.run_directory import RunDirectory
+
+        saved = load_resolved(RunDirectory.open(run, lock=False).config_path).config
+        if saved.method != "rl":
+            need_stack(("torch", "trl"))
+            from rl import offline
+
+            report_offline(*offline.resume(run, tuple(overrides or ())))
+            return
         need_stack()
         from rl.orchestration.run import Run
 
@@ -83,6 +101,16 @@ def train_to_end(make: Callable[[], Run]) -> None:
         counters, directory, asked = run.session.counters, run.directory, run.session.stop_asked
     summarise(directory, reason=reason, counters=counters)
     if asked is not None:
+        raise typer.Exit(TERMINATED)
+
+
+def report_offline(directory: RunDirectory, outcome: Outcome) -> None:
+    """Prints the summary of a run of TRL's trainers."""
+    from rl.tracking.summary import summarise
+
+    following = f"hone train grpo/arithmetic_cpu name=rl model.path={directory.path / 'model'}"
+    summarise(directory, reason=outcome.reason, counters=outcome, following=following)
+    if outcome.told:
         raise typer.Exit(TERMINATED)
 
 

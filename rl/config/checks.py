@@ -43,6 +43,8 @@ def check_config(config: Config, origin_of: Origin) -> None:
     _rewards(config, refuse)
     if not config.name or "/" in config.name or config.name in (".", ".."):
         refuse("name", f"{config.name!r} cannot be the name of a folder")
+    if config.offline_options and config.method == "rl":
+        refuse("offline_options", "are for method=sft, dpo and reward_model; method=rl does not read them")
 
 
 def require_complete(config: Config) -> None:
@@ -51,6 +53,10 @@ def require_complete(config: Config) -> None:
         raise ConfigError("model.path is not set: a folder in Hugging Face format, a hub id, or smollm2-135m")
     if not config.data.sources:
         raise ConfigError("data.sources is empty: add `data: {sources: [{path: tasks.jsonl}]}`")
+    if config.method != "rl":
+        if config.stop.steps is None and config.stop.epochs is None:
+            raise ConfigError(f"no stop rule: method={config.method} needs stop.steps or stop.epochs")
+        return
     if config.algorithm.token_advantage == "distill" and not config.algorithm.teacher:
         raise ConfigError("algorithm.teacher is not set: token_advantage=distill learns from a teacher model")
     rewarded = config.algorithm.advantage != "none" and config.environment == "single_turn"

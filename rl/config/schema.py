@@ -369,7 +369,11 @@ class Config:
 
     name: str = doc("run", "Name of the run; its directory is `run_dir/name`.")
     run_dir: str = doc("runs", "Folder that holds run directories.")
-    method: str = doc("rl", "What `hone train` does.", ("rl",))
+    method: str = doc(
+        "rl",
+        "What `hone train` does: RL, or supervised tuning, DPO or a reward model through TRL's trainers.",
+        ("rl", "sft", "dpo", "reward_model"),
+    )
     seed: int = doc(0, "Everything random follows from it.")
     deterministic: bool = doc(False, "Same run, same numbers: static routing, fixed threads, sorted results. Slower.")
     device: str = doc("auto", "`auto` takes GPUs when there are any.", ("auto", "cpu", "gpu"))
@@ -380,6 +384,9 @@ class Config:
     epochs_per_step: int = doc(1, "How often a step's batch is repeated.")
     planner: str = doc("fixed", "Who is sampled, how often, how long.")
     planner_options: dict[str, Any] = doc({}, "Keyword arguments of the planner.")
+    offline_options: dict[str, Any] = doc(
+        {}, "Passed unchanged to TRL's SFTConfig, DPOConfig or RewardConfig: `{beta: 0.05}` for DPO."
+    )
     environment: str = doc("single_turn", "Registry name, `package.module:attr` or `path/file.py:attr`.")
     environment_options: dict[str, Any] = doc({}, "Keyword arguments of the environment.")
     model: ModelConfig = doc(ModelConfig, "The policy.")

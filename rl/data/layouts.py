@@ -36,7 +36,7 @@ def to_task(row: Row, source: SourceConfig, prompt: PromptConfig, *, name: str, 
     Raises:
         ConfigError: a column is missing or has the wrong type.
     """
-    row = _renamed(row, source, where)
+    row = rename_columns(row, source, where)
     layout = detect(row) if source.preset == "auto" else source.preset
     column = source.prompt or _prompt_column(row, layout, where)
     if column not in row:
@@ -64,7 +64,8 @@ def question_hash(task: Task) -> int:
     return int.from_bytes(hashlib.blake2b(" ".join(text.split()).encode(), digest_size=8).digest(), "big")
 
 
-def _renamed(row: Row, source: SourceConfig, where: str) -> Row:
+def rename_columns(row: Row, source: SourceConfig, where: str) -> Row:
+    """The row with the columns that ``source.columns`` adds; a dotted name reaches into nested values."""
     out = dict(row)
     for new, old in source.columns.items():
         value: Any = row

@@ -6,7 +6,9 @@ and log files are fixed before torch or vLLM look at them.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,6 +35,12 @@ class ProcessSetup:
     env: dict[str, str] = field(default_factory=dict)
 
     def apply(self) -> None:
+        # Where Ray cleans up after killed workers it makes them ignore SIGCHLD. Then every child seems to
+        # exit with 0: a failed compilation, a rejected proof. Processes started from here inherit this too.
+        # (Through libc, for Python's own call works in the main thread only; an async actor is made in another.)
+        libc = ctypes.CDLL(None)
+        libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+        libc.signal(signal.SIGCHLD, None)  # SIG_DFL
         os.chdir(self.cwd)
         sys.stdout.flush()
         sys.stderr.flush()

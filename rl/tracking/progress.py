@@ -101,6 +101,7 @@ class Progress:
         for name, label, form in (
             ("reward/mean", "reward", ".3f"),
             ("eval/accuracy", "held-out", ".3f"),
+            *((("train/loss", "loss", ".4f"),) if "reward/mean" not in metrics else ()),
             ("response/tokens_mean", "length", ".1f"),
             ("throughput/tokens_per_second", "tokens/s", ".0f"),
             ("time/step", "seconds", ".1f"),

@@ -91,10 +91,12 @@ class TrainerRank:
         import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        # None of its compiled operators: the one that it would take here, an all-reduce in shared memory for
+        # CPUs, costs a minute of compilation on first use, hangs on a lock that a killed compilation left
+        # behind, and leaves 69 MB a rank in /dev/shm. Gloo sums the gradients.
+        deepspeed.ops.__compatible_ops__ = {}
         if not dist.is_initialized():
             deepspeed.init_distributed(dist_backend="nccl" if gpu else "gloo", verbose=False)
-        if not gpu:
-            self._unlink_buffers()
         self._build()
         self._phase = "idle"
 
@@ -206,16 +208,6 @@ class TrainerRank:
     @property
     def _module(self) -> PolicyModule:
         return self._engine.module
-
-    def _unlink_buffers(self) -> None:
-        """Takes the names of DeepSpeed's CPU all-reduce buffers (69 MB a rank) out of /dev/shm.
-
-        Every rank has them open by now; DeepSpeed itself never removes them, however a run ends.
-        """
-        dist.barrier()
-        host, port = self._address
-        for file in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{host}_{port}_{self._rank}"):
-            file.unlink(missing_ok=True)
 
     def _build(self) -> None:
         import deepspeed

@@ -40,7 +40,7 @@ def test_saved_config_gives_the_same_config(tmp_path: Path) -> None:
 def test_one_entry_of_a_list_can_be_changed() -> None:
     config = load("grpo/arithmetic_cpu", ["data.sources.0.size=7"]).config
     assert config.data.sources[0].size == 7
-    assert config.data.sources[0].name == "chain_sum"
+    assert config.data.sources[0].name == "sums"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import torch
 
 
 def rows(seed: int = 0) -> list:
@@ -60,7 +61,10 @@ def main(model: str, out: str, rank: int, world: int, port: int, stage: int, lay
         kept = ("train/loss", "train/grad_norm", "policy/", "train/updates", "value/", "guide/")
         steps = [{k: v for k, v in r.items() if k.startswith(kept)} for r in results]
         Path(out).write_text(json.dumps({"steps": steps, "weights": total}))
+    torch.distributed.barrier()
     trainer.stop()
+    sys.stdout.flush()
+    os._exit(0)  # torch's threads now and then abort a process while the interpreter is being taken down
 
 
 if __name__ == "__main__":
