@@ -19,6 +19,10 @@ class RewardError(RuntimeError):
     """A reward function raised or answered with something else than scores; ends the run."""
 
 
+class RewardUnavailable(RuntimeError):
+    """What a reward needs cannot be reached: raise it for faults of the infrastructure (`on_infra_error`)."""
+
+
 def text_of(completion: Any) -> str:
     """The text of a completion: a string as it is, messages as the assistant's turns."""
     if isinstance(completion, str):

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.contract import RewardError
+from rewards.contract import RewardError, RewardUnavailable
 from rewards.worker import HEADER, write_frame
 from rl.types import Task, Trajectory
 
@@ -134,6 +134,7 @@ class ScoringPool:
         Raises:
             DeadlinePassed: after ``seconds``, or at the memory limit.
             WorkerLost: the process died.
+            RewardUnavailable: the reward said so.
             RewardError: the reward raised, or answered with something else than scores.
         """
         rest = (dict(options), [task] * len(members), list(members))
@@ -146,6 +147,8 @@ class ScoringPool:
             return answer["scores"]
         if "memory" in answer:
             raise DeadlinePassed
+        if "unavailable" in answer:
+            raise RewardUnavailable(answer["unavailable"])
         raise RewardError(answer["error"])
 
     def close(self) -> None:

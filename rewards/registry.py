@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rewards.adapters import http, openrlhf, verl
 from rewards.code import code_tests
 from rewards.exact import close_number, exact_match, last_number
+from rewards.format import json_object, pattern, tags
 from rewards.gym import reasoning_gym
+from rewards.judge import Judge
+from rewards.length import cosine_length, repetition
 from rewards.math import math_answer
 
 REWARDS: Mapping[str, Callable[..., Any]] = {
@@ -17,4 +21,13 @@ REWARDS: Mapping[str, Callable[..., Any]] = {
     "reasoning_gym": reasoning_gym,
     "math": math_answer,
     "code": code_tests,
+    "tags": tags,
+    "pattern": pattern,
+    "json": json_object,
+    "cosine_length": cosine_length,
+    "repetition": repetition,
+    "judge": Judge,
+    "verl": verl,
+    "openrlhf": openrlhf,
+    "http": http,
 }

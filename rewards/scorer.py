@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rewards.contract import RewardError, arguments_for, checked, name_of
+from rewards.contract import RewardError, RewardUnavailable, arguments_for, checked, name_of
 from rewards.loading import load_reward
 from rewards.pool import DeadlinePassed, ScoringPool, WorkerLost
 from rl.config.errors import ConfigError
@@ -84,9 +84,14 @@ class Scorer:
                     )
 
     def take_metrics(self) -> dict[str, float]:
-        """Failures since the last call, by reward."""
+        """Failures since the last call, by reward, and what a reward counts itself in ``counters``."""
         out = {f"reward/{name}": float(count) for name, count in self.counters.items()}
         self.counters.clear()
+        for reward in self._rewards:
+            own = getattr(reward.fn, "counters", None)
+            if isinstance(own, Counter):
+                out |= {f"reward/{reward.name}/{what}": float(count) for what, count in own.items()}
+                own.clear()
         return out
 
     def close(self) -> None:
@@ -96,6 +101,7 @@ class Scorer:
     async def _call(self, reward: _Reward, task: Task, members: Sequence[Trajectory]) -> list[float | None]:
         """Scores of one reward. A call that passes its deadline is tried again one trajectory at a time."""
         infra, _, tries = reward.config.on_infra_error.partition(":")
+        last: Exception | None = None
         for attempt in range(1 + (int(tries) if infra == "retry" else 0)):
             try:
                 return await self._once(reward, task, members)
@@ -104,11 +110,14 @@ class Scorer:
                     return [(await self._call(reward, task, [member]))[0] for member in members]
                 self.counters[f"{reward.name}/timeout"] += 1
                 return [_policy_value(reward)]
-            except WorkerLost as error:
-                self.counters[f"{reward.name}/worker_lost"] += 1
+            except (WorkerLost, RewardUnavailable) as error:
+                last = error
+                what = "worker_lost" if isinstance(error, WorkerLost) else "unavailable"
+                self.counters[f"{reward.name}/{what}"] += 1
                 log.warning("reward %s: %s (attempt %d)", reward.name, error, attempt + 1)
+                await asyncio.sleep(min(10.0, 0.1 * 4**attempt))
         if infra == "stop_run":
-            raise RewardError(f"reward {reward.name}: its scoring process died")
+            raise RewardError(f"reward {reward.name}: {last}")
         return [float(tries) if infra == "value" else None] * len(members)
 
     async def _once(self, reward: _Reward, task: Task, members: Sequence[Trajectory]) -> list[float | None]:
@@ -122,7 +131,7 @@ class Scorer:
         arguments = arguments_for(reward.fn, [task] * len(members), members, config.options)
         try:
             scores = await asyncio.wait_for(reward.fn(**arguments), seconds)
-        except (TimeoutError, RewardError):
+        except (TimeoutError, RewardError, RewardUnavailable):
             raise
         except Exception as error:
             raise RewardError(

@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rewards.contract import RewardError, arguments_for, checked, name_of
+from rewards.contract import RewardError, RewardUnavailable, arguments_for, checked, name_of
 from rewards.loading import load_reward
 
 HEADER = struct.Struct("<Q")
@@ -62,6 +62,8 @@ def _answer(request: tuple[str, str, Any, Any, Any]) -> dict[str, Any]:
         return {"scores": checked(fn, scores, len(trajectories))}
     except MemoryError:
         return {"memory": True}
+    except RewardUnavailable as error:
+        return {"unavailable": str(error)}
     except RewardError as error:
         return {"error": str(error)}
     except Exception as error:  # user code may raise anything

@@ -47,13 +47,12 @@ def check_reward(
     """
     with reported():
         from rewards.contract import name_of
-        from rewards.registry import REWARDS
+        from rewards.loading import load_reward
         from rl.config.loading import parse_overrides
-        from rl.config.plugins import load_object
         from rl.config.schema import SourceConfig
         from rl.data.sources import read_rows
 
-        function = load_object(fn, REWARDS)
+        function = load_reward(fn, Path.cwd())
         options = parse_overrides(option or [])
         console = Console(highlight=False)
         console.print(f"[bold]{escape(name_of(function))}[/bold]{escape(str(inspect.signature(function)))}")

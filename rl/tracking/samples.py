@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from rl.types import Bundle, Segment, Task, Trajectory
+import numpy as np
+
+from rl.types import Bundle, Finish, Segment, Task, Trajectory
 
 
 def sample_rows(step: int, bundles: Sequence[Bundle], purpose: str, limit: int) -> list[dict[str, Any]]:
@@ -63,3 +65,41 @@ def _segment(segment: Segment) -> dict[str, Any]:
         "turn_spans": segment.turn_spans,
         "temperature": segment.temperature,
     }
+
+
+def from_row(row: Mapping[str, Any]) -> tuple[Task, Trajectory]:
+    """What rewards read of a saved rollout, or of a plain row with `prompt` and `completion`.
+
+    A plain row's prompt and completion are text or messages; its other entries are the columns.
+
+    Raises:
+        KeyError, TypeError, ValueError: the row is no rollout.
+    """
+    prompt, said = _messages(row["prompt"], "user"), _messages(row["completion"], "assistant")
+    plain = "columns" not in row
+    columns = {k: v for k, v in row.items() if k not in ("prompt", "completion")} if plain else row["columns"]
+    task = Task(str(row.get("task_id", "")), prompt, dict(columns), str(row.get("source", "default")))
+    segments = [
+        Segment(np.array(s["token_ids"], np.int32), np.array(s["loss_mask"], bool), None)
+        for s in ([] if plain else row.get("segments", []))
+    ]
+    trajectory = Trajectory(
+        str(row.get("request_id", "")),
+        "" if plain else str(row.get("bundle_id", "")),
+        str(row.get("kind", "solution")),
+        int(row.get("sample_index", 0)),
+        int(row.get("seed", 0)),
+        segments,
+        (*prompt, *said),
+        Finish(row.get("finish", "stop")) if not plain else Finish.STOP,
+        len(prompt),
+    )
+    return task, trajectory
+
+
+def _messages(value: Any, role: str) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        return ({"role": role, "content": value},)
+    if isinstance(value, Sequence) and all(isinstance(m, Mapping) and "role" in m for m in value):
+        return tuple(dict(m) for m in value)
+    raise TypeError(f"neither text nor messages: {str(value)[:60]!r}")

@@ -1,0 +1,121 @@
+"""Reward files of other frameworks, unchanged, and rewards behind HTTP.
+
+TRL's reward functions need no adapter: their contract is ours (`fn: my_trl_rewards.py:reward`).
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from rewards.contract import RewardError, RewardUnavailable, text_of
+from rl.config.plugins import load_object
+
+
+def verl(
+    completions: Sequence[Any], *, file: str, function: str = "compute_score", **columns: Any
+) -> list[float | None]:
+    """`compute_score(data_source, solution_str, ground_truth, extra_info)` of verl, once a sample.
+
+    The gold answer is `reward_model.ground_truth` of verl's rows, else the column `ground_truth` or `answer`.
+
+    Args:
+        file: the Python file, absolute or relative to where the run was started.
+    """
+    compute = _from(file, function)
+    scores: list[float | None] = []
+    for i, completion in enumerate(completions):
+        row = _row(columns, i)
+        nested = row.get("reward_model")
+        gold = nested.get("ground_truth") if isinstance(nested, Mapping) else row.get("ground_truth", row.get("answer"))
+        result = compute(
+            data_source=row.get("data_source"),
+            solution_str=text_of(completion),
+            ground_truth=gold,
+            extra_info=row.get("extra_info"),
+        )
+        scores.append(_number(result["score"] if isinstance(result, Mapping) else result))
+    return scores
+
+
+def openrlhf(
+    prompts: Sequence[Any], completions: Sequence[Any], *, file: str, function: str = "reward_func", **columns: Any
+) -> list[float | None]:
+    """`reward_func(queries, prompts, labels)` of OpenRLHF, once for all samples of a call.
+
+    ``queries`` are prompt and answer in one text; ``labels`` is the column `label` or `answer`.
+    """
+    asked = ["\n".join(str(m.get("content") or "") for m in prompt) for prompt in prompts]
+    said = [text_of(c) for c in completions]
+    labels = columns.get("label", columns.get("answer", [None] * len(said)))
+    result = _from(file, function)([a + b for a, b in zip(asked, said, strict=True)], asked, labels)
+    values = result["rewards"] if isinstance(result, Mapping) else result
+    return [_number(v) for v in values]
+
+
+def http(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    *,
+    url: str,
+    headers: Mapping[str, str] | None = None,
+    seconds: float = 30.0,
+    **columns: Any,
+) -> list[float | None]:
+    """Scores of a server: POST of `{"prompts", "completions", "columns"}`, answered by `{"scores": [...]}`.
+
+    A server that cannot be reached or answers with 5xx or 429 is a fault of the infrastructure
+    (`on_infra_error`); any other answer that is no list of scores ends the run.
+    """
+    kept = {k: list(v) for k, v in columns.items() if k not in ("trajectories", "completion_ids") and _is_column(v)}
+    said = post(url, {"prompts": prompts, "completions": completions, "columns": kept}, headers or {}, seconds)
+    if not isinstance(said, Mapping) or not isinstance(said.get("scores"), list):
+        raise RewardError(f'{url} answered without {{"scores": [...]}}: {str(said)[:200]}')
+    return [None if v is None else _number(v) for v in said["scores"]]
+
+
+def post(url: str, body: Any, headers: Mapping[str, str], seconds: float) -> Any:
+    """The JSON answer to a JSON request.
+
+    Raises:
+        RewardUnavailable: no answer, or 5xx or 429.
+        RewardError: another refusal, or no JSON.
+    """
+    data = json.dumps(body, default=str).encode("utf-8", errors="replace")
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
+    try:
+        with urllib.request.urlopen(request, timeout=seconds) as answer:
+            text = answer.read().decode("utf-8", errors="replace")
+    except urllib.error.HTTPError as error:
+        said = error.read(500).decode(errors="replace")
+        kind = RewardUnavailable if error.code >= 500 or error.code == 429 else RewardError
+        raise kind(f"{url}: {error.code} {error.reason}: {said}") from error
+    except (OSError, urllib.error.URLError) as error:
+        raise RewardUnavailable(f"{url}: {error}") from error
+    except ValueError as error:
+        raise RewardError(f"{url}: {error}") from error
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise RewardError(f"{url} answered with no JSON: {text[:200]}") from error
+
+
+@cache
+def _from(file: str, function: str) -> Any:
+    return load_object(f"{file}:{function}", {})
+
+
+def _is_column(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
+def _row(columns: Mapping[str, Any], i: int) -> dict[str, Any]:
+    return {name: values[i] for name, values in columns.items() if _is_column(values)}
+
+
+def _number(value: Any) -> float:
+    return float(value.item() if hasattr(value, "item") else value)
