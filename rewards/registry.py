@@ -13,6 +13,7 @@ from rewards.gym import reasoning_gym
 from rewards.judge import Judge
 from rewards.length import cosine_length, repetition
 from rewards.math import math_answer
+from rewards.model import RewardModel
 
 REWARDS: Mapping[str, Callable[..., Any]] = {
     "exact_match": exact_match,
@@ -27,6 +28,7 @@ REWARDS: Mapping[str, Callable[..., Any]] = {
     "cosine_length": cosine_length,
     "repetition": repetition,
     "judge": Judge,
+    "model": RewardModel,
     "verl": verl,
     "openrlhf": openrlhf,
     "http": http,

@@ -97,6 +97,9 @@ class Scorer:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._pool.close()
+        for reward in self._rewards:
+            if hasattr(reward.fn, "close"):
+                reward.fn.close()
 
     async def _call(self, reward: _Reward, task: Task, members: Sequence[Trajectory]) -> list[float | None]:
         """Scores of one reward. A call that passes its deadline is tried again one trajectory at a time."""
