@@ -14,7 +14,7 @@ from rl.cli.play import play
 from rl.cli.preflight import preflight
 from rl.cli.rollout import evaluate, rollout
 from rl.cli.score import score
-from rl.cli.train import resume, train
+from rl.cli.train import fork, resume, train
 
 app = typer.Typer(
     name="hone",
@@ -29,6 +29,7 @@ app.command()(play)
 app.add_typer(check_app, name="check")
 app.command()(train)
 app.command()(resume)
+app.command()(fork)
 app.command()(preflight)
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")

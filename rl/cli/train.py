@@ -82,6 +82,28 @@ def resume(
         train_to_end(lambda: Run.resume(run, *(overrides or ()), force=force, quiet=False))
 
 
+def fork(
+    run: Annotated[Path, typer.Argument(help="Run directory: runs/NAME.")],
+    overrides: Overrides = None,
+    step: Annotated[str, typer.Option("--step", help="A step that has a checkpoint, `latest` or `best`.")] = "latest",
+    force: Annotated[bool, typer.Option("--force", help="Accept changed files and settings.")] = False,
+) -> None:
+    """Start a new run from another run's saved state; the old one stays as it is.
+
+    Example: hone fork runs/arithmetic --step 40 name=slower trainer.lr=1e-6 stop.steps=80
+    """
+    with reported():
+        from rl.checkpoint.fork import fork as make
+
+        need_stack()
+        path, changes = make(run, step, tuple(overrides or ()), force=force)
+        for change in changes:
+            typer.echo(f"changed {change}")
+        from rl.orchestration.run import Run
+
+        train_to_end(lambda: Run.resume(path, quiet=False))
+
+
 def train_to_end(make: Callable[[], Run]) -> None:
     """Trains until a stop rule fires, and prints the summary; `reported` turns faults into messages."""
     from rl.tracking.summary import summarise

@@ -40,7 +40,21 @@ def test_a_resumed_run_is_the_run(tmp_path: Path, engine: str) -> None:
     for name in a:
         assert torch.equal(a[name], b[name]), name
     if engine == "hf":
+        check_fork(tmp_path)
         check_export(tmp_path, recipe, a)
+
+
+def check_fork(folder: Path) -> None:
+    """A fork starts where the old run was saved, goes its own way, and leaves that run alone."""
+    old = folder / "runs" / "straight"
+    before = metrics(old)
+    hone(folder, "fork", "runs/straight", "--step", "4", "name=forked", "trainer.lr=0", "stop.steps=5")
+    new = folder / "runs" / "forked"
+    assert [row["step"] for row in metrics(new) if "train/loss" in row] == [1, 2, 3, 4, 5]
+    assert without_times(metrics(new))[: len(before)] == without_times(before)
+    assert metrics(old) == before and not (old / "checkpoints" / "step-000005").exists()
+    a, b = trained_weights(old, 4), trained_weights(new, 5)
+    assert all(torch.equal(a[name], b[name]) for name in a)  # at rate 0
 
 
 def check_export(folder: Path, recipe: str, trained: dict[str, torch.Tensor]) -> None:
