@@ -1,4 +1,4 @@
-"""Model-written Python, run in the sandbox against input/output pairs or assertions."""
+"""Model-written programs, run in the sandbox against input/output pairs or (Python) assertions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import asyncio
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial as partial_of
 from typing import Any, Literal
 
-from rewards.contract import text_of
+from rewards.contract import RewardError, text_of
+from rewards.languages import LANGUAGES, Language, Program, build, named
 from rewards.sandbox import Level, Limits, Outcome, python
 
 Verdict = Literal["passed", "wrong", "error", "timeout", "output"]
-_BLOCK = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)(?:```|\Z)", re.S)
+_BLOCK = re.compile(r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.S)
+_LIKE_A_PROGRAM = re.compile(
+    r"^\s*(?:def|import|from|print|class|#include|using|fn|use|public|const|let|local)\b", re.M
+)
 
 
 async def code_tests(
@@ -23,6 +28,7 @@ async def code_tests(
     seconds: float = 6.0,
     memory_mb: int = 512,
     isolation: Level = "limits",
+    language: str | Sequence[str] = "python",
     **columns: Any,
 ) -> list[float | None]:
     """1 where the completion's last code block passes all tests of its row; ``None`` where there are none.
@@ -32,17 +38,24 @@ async def code_tests(
             read stdin and print.
         partial: the share of passed tests instead of all or nothing.
         isolation: refuse to run with less; see `rewards.sandbox.level`.
+        language: of all rows as an option, or a column; see `rewards.languages`.
+
+    Raises:
+        RewardError: a language is unknown or its tools are missing, or it cannot run assertions.
     """
+    languages = [language] * len(completions) if isinstance(language, str) else list(language)
     limits = Limits(seconds=seconds, memory_mb=memory_mb)
 
-    async def one(completion: Any, rows: Any) -> float | None:
+    async def one(completion: Any, rows: Any, name: str) -> float | None:
         if not rows:
             return None
-        verdicts = await asyncio.to_thread(judge, text_of(completion), rows, limits, isolation, stop_early=not partial)
+        run = partial_of(judge, stop_early=not partial, language=name)
+        verdicts = await asyncio.to_thread(run, text_of(completion), rows, limits, isolation)
         passed = sum(v == "passed" for v in verdicts)
         return passed / len(rows) if partial else float(passed == len(rows))
 
-    return list(await asyncio.gather(*(one(c, t) for c, t in zip(completions, tests, strict=True))))
+    rows = zip(completions, tests, languages, strict=True)
+    return list(await asyncio.gather(*(one(*row) for row in rows)))
 
 
 def judge(
@@ -52,6 +65,7 @@ def judge(
     isolation: Level = "limits",
     *,
     stop_early: bool = False,
+    language: str = "python",
 ) -> list[Verdict]:
     """The verdict of each test.
 
@@ -60,31 +74,40 @@ def judge(
     process with the program, though, and one written against this very check could read the word: where
     that matters, use input and output.
     """
-    code = find_code(text)
+    kind = named(language)
+    if kind is not LANGUAGES["python"] and any(isinstance(test, str) for test in tests):
+        raise RewardError(f"code: assertions are run in Python only; give input and output for {language}")
+    code = find_code(text, kind)
+    program = None if code is None else build(code, kind, isolation)
     verdicts: list[Verdict] = []
     for test in tests:
-        verdicts.append("error" if code is None else _one(code, test, limits, isolation))
+        verdicts.append("error" if program is None or code is None else _one(code, program, test, limits, isolation))
         if stop_early and verdicts[-1] != "passed":
             break
     return verdicts
 
 
-def find_code(text: str) -> str | None:
-    """The last fenced block, else the whole text where it looks like a program."""
+def find_code(text: str, language: Language = LANGUAGES["python"]) -> str | None:
+    """The last fenced block of the language or of none, else the whole text where it looks like a program."""
     blocks = _BLOCK.findall(text.rpartition("</think>")[2])
+    fitting = [body for mark, body in blocks if mark.strip().lower() in ("", *language.fences)]
+    if fitting:
+        return str(fitting[-1])
     if blocks:
-        return blocks[-1]
-    return text if re.search(r"^\s*(?:def|import|from|print|class)\b", text, re.M) else None
+        return None
+    return text if _LIKE_A_PROGRAM.search(text) else None
 
 
-def _one(code: str, test: str | Mapping[str, str], limits: Limits | None, isolation: Level) -> Verdict:
+def _one(
+    code: str, program: Program, test: str | Mapping[str, str], limits: Limits | None, isolation: Level
+) -> Verdict:
     if isinstance(test, str):
         word = os.urandom(16).hex()
         ending = f"\n\n{test}\nprint('\\n' + __import__('sys').stdin.readline(), end='')\n"
         outcome = python(code + ending, stdin=word + "\n", limits=limits, at_least=isolation)
         passed = outcome.succeeded and outcome.stdout.rstrip("\n").rpartition("\n")[2] == word
         return "passed" if passed else _fault(outcome)
-    outcome = python(code, stdin=test["input"], limits=limits, at_least=isolation)
+    outcome = program.run(test["input"], limits or Limits(), isolation)
     if outcome.succeeded:
         return "passed" if _lines(outcome.stdout) == _lines(test["output"]) else "wrong"
     return _fault(outcome)

@@ -20,12 +20,13 @@ import secrets
 import selectors
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +34,7 @@ Level = Literal["limits", "user", "namespaces"]
 LEVELS: tuple[Level, ...] = ("limits", "user", "namespaces")
 NOBODY = 65534
 _MARK = "HONE_SANDBOX"
-_PATH = "/usr/local/bin:/usr/bin:/bin"
+PATH = "/usr/local/bin:/usr/bin:/bin"
 _UNSHARE = (
     *("unshare", "--user", "--map-root-user", "--net", "--ipc", "--uts"),
     *("--pid", "--fork", "--kill-child", "--mount-proc"),
@@ -67,6 +68,8 @@ class Outcome:
     stdout: str
     stderr: str
     seconds: float
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """What was asked to be kept of the program's folder."""
 
     @property
     def succeeded(self) -> bool:
@@ -92,7 +95,7 @@ def level() -> Level:
 @functools.cache
 def interpreter() -> str:
     """The Python that programs run with: this one, or as root one that another user can reach."""
-    candidates = [os.path.realpath(sys.executable), shutil.which("python3", path=_PATH)]
+    candidates = [os.path.realpath(sys.executable), shutil.which("python3", path=PATH)]
     if os.geteuid() == 0:
         return next((path for path in candidates if path and _reachable(Path(path))), sys.executable)
     return sys.executable
@@ -114,16 +117,18 @@ def run(
     command: Sequence[str],
     *,
     stdin: str = "",
-    files: Mapping[str, str] | None = None,
+    files: Mapping[str, str | bytes] | None = None,
     limits: Limits | None = None,
     at_least: Level = "limits",
+    keep: Sequence[str] = (),
 ) -> Outcome:
     """Runs a command to its end or to a limit.
 
     Args:
         command: program and arguments; a bare ``python`` is this interpreter, isolated from its packages.
-        files: names and contents of files in the program's folder.
+        files: names and contents of files in the program's folder; bytes may be run.
         at_least: refuse to run with less isolation.
+        keep: glob patterns of files in the folder whose contents come back.
 
     Raises:
         SandboxError: the machine isolates less than ``at_least``, or the program cannot be started.
@@ -136,10 +141,14 @@ def run(
     folder = Path(tempfile.mkdtemp(prefix="hone-sandbox-"))
     try:
         for name, content in (files or {}).items():
-            (folder / Path(name).name).write_text(content, encoding="utf-8", errors="surrogateescape")
+            path = folder / Path(name).name
+            raw = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
+            path.write_bytes(raw)
+            path.chmod(0o755 if isinstance(content, bytes) else 0o644)
         if _identity():
             os.chown(folder, NOBODY, NOBODY)
-        return _run(argv, stdin, folder, limits, mark)
+        outcome = _run(argv, stdin, folder, limits, mark)
+        return replace(outcome, files=_kept(folder, keep, limits.file_mb << 20)) if keep else outcome
     finally:
         _kill_marked(mark)
         shutil.rmtree(folder, ignore_errors=True)
@@ -173,7 +182,7 @@ def _run(argv: list[str], stdin: str, folder: Path, limits: Limits, mark: str) -
     inner = [interpreter(), "-I", "-S", "-c", _LAUNCHER, *map(str, numbers), *argv]
     prefix = list(_UNSHARE) if level() == "namespaces" else []
     home = str(folder)
-    environment = {"PATH": _PATH, "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8"}
+    environment = {"PATH": PATH, "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8"}
     began = time.monotonic()
     try:
         process = subprocess.Popen(
@@ -249,6 +258,18 @@ def _talk(
                     return "output", bytes(outputs[process.stdout]), bytes(outputs[process.stderr])
             if ended and not any(key.fileobj is not process.stdin for key, _ in ready):
                 return "ended", bytes(outputs[process.stdout]), bytes(outputs[process.stderr])
+
+
+def _kept(folder: Path, patterns: Sequence[str], most: int) -> dict[str, bytes]:
+    """Contents of regular files of the folder itself: a link that a program left is not followed."""
+    found = {}
+    for path in sorted({path for pattern in patterns for path in folder.glob(pattern)})[:200]:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(descriptor, "rb") as file:
+                if path.parent == folder and stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    found[path.name] = file.read(most)
+    return found
 
 
 def _kill_marked(mark: str) -> None:
