@@ -15,7 +15,10 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["grpo/arithmetic_cpu", "grpo/single_gpu", "grpo/qwen2.5_7b"])
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+@pytest.mark.parametrize("name", sorted(str(p.relative_to(RECIPES).with_suffix("")) for p in RECIPES.rglob("*.yaml")))
 def test_shipped_recipes_load_by_name_from_anywhere(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load(name).config.model.path
