@@ -8,7 +8,7 @@ from typing import Any
 
 from rl.config.errors import ConfigError
 from rl.config.schema import Config, PromptConfig, SourceConfig
-from rl.data.layouts import question_hash, to_task
+from rl.data.layouts import in_part, question_hash, to_task
 from rl.data.prompts import PromptBuilder
 from rl.data.sources import read_rows, source_name
 from rl.data.stream import Source, TaskStream
@@ -74,7 +74,7 @@ def load_tasks(
             dropped["duplicate"] += 1
             continue
         seen.add(question)
-        if source.holdout is not None and (question / 2**64 < source.holdout) != (source.part == "holdout"):
+        if not in_part(source, question):
             continue
         if _too_long(task, builder, prompt.max_tokens, slack):
             if prompt.overlong == "error":

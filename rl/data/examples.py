@@ -7,7 +7,7 @@ from typing import Any
 
 from rl.config.errors import ConfigError
 from rl.config.schema import Config, SourceConfig
-from rl.data.layouts import question_hash, rename_columns, to_task
+from rl.data.layouts import in_part, question_hash, rename_columns, to_task
 from rl.data.sources import read_rows, source_name
 from rl.types import Message
 
@@ -30,7 +30,7 @@ def read_examples(config: Config, sources: Sequence[SourceConfig], *, chat: bool
         for number, row in enumerate(read_rows(source), start=1):
             where = f"{source.path} row {number}"
             prompt, answers, question = _split(row, source, config, where)
-            if source.holdout is not None and (question / 2**64 < source.holdout) != (source.part == "holdout"):
+            if not in_part(source, question):
                 continue
             if chat:
                 made = {name: [{"role": "assistant", "content": text}] for name, text in answers.items()}

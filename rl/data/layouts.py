@@ -64,6 +64,11 @@ def question_hash(task: Task) -> int:
     return int.from_bytes(hashlib.blake2b(" ".join(text.split()).encode(), digest_size=8).digest(), "big")
 
 
+def in_part(source: SourceConfig, question: int) -> bool:
+    """Whether a question, by its hash, belongs to the part of the source that the config names."""
+    return source.holdout is None or (question / 2**64 < source.holdout) == (source.part == "holdout")
+
+
 def rename_columns(row: Row, source: SourceConfig, where: str) -> Row:
     """The row with the columns that ``source.columns`` adds; a dotted name reaches into nested values."""
     out = dict(row)
