@@ -89,10 +89,11 @@ def test_what_is_kept_of_a_folder_is_never_a_link() -> None:
     assert os.path.exists("/etc/hostname")
 
 
-def test_what_lies_beside_the_folder_takes_no_place_among_what_is_kept(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    tmp_path.chmod(0o755)
-    for number in range(250):
-        (tmp_path / f"0{number}").touch()
-    outcome = run(["python", "main.py"], files={"main.py": "open('real', 'w').write('x')"}, keep=("real", "../*"))
+def test_what_lies_beside_the_folder_takes_no_place_among_what_is_kept(monkeypatch: Any) -> None:
+    with tempfile.TemporaryDirectory() as beside:
+        monkeypatch.setattr(tempfile, "tempdir", beside)
+        Path(beside).chmod(0o755)
+        for number in range(250):
+            Path(beside, f"0{number}").touch()
+        outcome = run(["python", "main.py"], files={"main.py": "open('real', 'w').write('x')"}, keep=("real", "../*"))
     assert outcome.files == {"real": b"x"}
