@@ -28,6 +28,7 @@ MEANING = (
     "algorithm.objective",
     "algorithm.token_advantage",
     "algorithm.teacher",
+    "algorithm.reference_every",
 )
 """Settings that the saved state is about: with others it would be another run."""
 FIXED = ("trainer.ranks", "trainer.zero_stage", "method")

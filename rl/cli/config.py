@@ -115,11 +115,11 @@ def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _origin(key: str, origins: dict[str, str]) -> str:
+    inside = {where for name, where in origins.items() if name.startswith(f"{key}.")}
+    if inside:
+        return ", ".join(sorted(inside))
     while key:
         if key in origins:
             return origins[key]
-        inside = {where for name, where in origins.items() if name.startswith(f"{key}.")}
-        if inside:
-            return ", ".join(sorted(inside))
         key = key.rpartition(".")[0]
     return "default"

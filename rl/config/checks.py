@@ -136,8 +136,15 @@ def _trainer(config: Config, refuse: Callable[[str, str], None]) -> None:
     stop = config.stop
     if trainer.schedule != "constant" and stop.steps is None and stop.epochs is None:
         refuse("trainer.schedule", f"{trainer.schedule} needs an end: set stop.steps or stop.epochs")
-    if config.algorithm.kl_coef < 0:
+    algorithm = config.algorithm
+    if algorithm.kl_coef < 0:
         refuse("algorithm.kl_coef", "must not be negative")
+    if algorithm.reference_every < 0 or not 0 < algorithm.reference_mix <= 1:
+        refuse("algorithm.reference_every", "counts steps, and reference_mix is a share above 0 and at most 1")
+    if algorithm.reference_every and algorithm.kl_coef == 0:
+        refuse("algorithm.reference_every", "moves the reference of the KL term: set algorithm.kl_coef above 0")
+    if algorithm.reference_every and config.model.lora.enabled:
+        refuse("algorithm.reference_every", "LoRA's reference is the base model, which does not move; turn LoRA off")
 
 
 def _sources(where: str, sources: list[SourceConfig], refuse: Callable[[str, str], None]) -> None:

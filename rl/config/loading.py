@@ -167,6 +167,7 @@ def _resolve(layers: list[tuple[str, dict[str, Any]]], path: Path | None) -> Res
 
 
 def _merge(into: dict[str, Any], layer: Mapping[str, Any], where: str, origins: dict[str, str], prefix: str) -> None:
+    _drop_options(into, layer, origins, prefix)
     for key, value in layer.items():
         path, present = f"{prefix}{key}", into.get(key)
         if isinstance(value, Mapping) and isinstance(present, list) and all(str(k).isdigit() for k in value):
@@ -180,6 +181,16 @@ def _merge(into: dict[str, Any], layer: Mapping[str, Any], where: str, origins: 
                 del origins[old]
             into[key] = value
             origins[path] = where
+
+
+def _drop_options(into: dict[str, Any], layer: Mapping[str, Any], origins: dict[str, str], prefix: str) -> None:
+    """Options belong to the part that they were written for: a layer that names another part starts without them."""
+    for key, value in layer.items():
+        options = "options" if key == "fn" else f"{key}_options"
+        if options in into and into.get(key, value) != value:
+            del into[options]
+            for old in [k for k in origins if f"{k}.".startswith(f"{prefix}{options}.")]:
+                del origins[old]
 
 
 def _defaults(content: dict[str, Any], path: Path) -> list[str]:

@@ -212,6 +212,10 @@ class AlgorithmConfig:
         ("k1", "k2", "k3", "full_reverse", "full_forward"),
     )
     kl_in: str = doc("loss", "Where the KL term goes; `reward` needs k1.", ("loss", "reward"))
+    reference_every: int = doc(
+        0, "Steps after which the reference moves towards the policy; 0 keeps it at the start model."
+    )
+    reference_mix: float = doc(1.0, "Share of the policy in the reference that `reference_every` makes.")
     guide: str | None = doc(None, "SAGE: the guide that reshapes the reference of the KL term.")
     guide_options: dict[str, Any] = doc({}, "Keyword arguments of the guide, for example `{ratio: 0.3, tau: 1.2}`.")
     token_advantage: str = doc(

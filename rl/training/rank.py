@@ -30,7 +30,7 @@ from rl.training.model import PolicyModule, adapters_off, load_model
 from rl.training.optim import learning_rate, make_optimizer
 from rl.training.packed import pack_tokens
 from rl.training.step import Micro, run_step
-from rl.training.weights import Clones, named_weights, perturb, probe_noise, restore, weights_meta
+from rl.training.weights import Clones, mix_into, named_weights, perturb, probe_noise, restore, weights_meta
 
 log = logging.getLogger(__name__)
 HEADS = ("values",)
@@ -108,6 +108,9 @@ class TrainerRank:
         self._total = batch.total_updates
         self._module.train()
         algorithm = self._config.algorithm
+        if self._moves_reference and batch.step > 1 and (batch.step - 1) % algorithm.reference_every == 0:
+            assert self._reference is not None
+            mix_into(self._reference.model, self._module.model, algorithm.reference_mix)
         result = run_step(
             batch,
             self.objective,
@@ -172,6 +175,9 @@ class TrainerRank:
             "python": random.getstate(),
         }
         torch.save(state, Path(folder) / f"rank{self._rank}.pt")
+        if self._moves_reference and self._rank == 0:
+            assert self._reference is not None
+            torch.save(self._reference.state_dict(), Path(folder) / "reference.pt")
         self._phase = "idle"
 
     def load(self, folder: str) -> None:
@@ -190,10 +196,15 @@ class TrainerRank:
         torch.set_rng_state(state["torch"])
         np.random.set_state(state["numpy"])
         random.setstate(state["python"])
+        if self._moves_reference:
+            assert self._reference is not None
+            self._reference.load_state_dict(torch.load(Path(folder) / "reference.pt", map_location=self.device))
 
     def reset(self) -> None:
         """Back to the initial weights, with a fresh optimizer and schedule. Collective."""
         self._engine = None
+        if self._moves_reference:
+            self._reference = None
         self._build()
 
     def status(self) -> dict[str, Any]:
@@ -253,6 +264,10 @@ class TrainerRank:
         if trainer.offload:
             settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
         return settings | trainer.deepspeed
+
+    @property
+    def _moves_reference(self) -> bool:
+        return self._config.algorithm.reference_every > 0
 
     @property
     def _full_kl(self) -> bool:

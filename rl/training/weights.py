@@ -36,6 +36,16 @@ def named_weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, T
             yield "lm_head.weight", tensor
 
 
+def mix_into(target: nn.Module, source: nn.Module, share: float) -> None:
+    """Moves every parameter of ``target`` to ``(1 - share) target + share source``; gathers shards of the source."""
+    theirs = dict(source.named_parameters())
+    with torch.no_grad():
+        for name, parameter in target.named_parameters():
+            with gathered([theirs[name]]):
+                # Not `lerp`: a share of 1 is then a copy, bit for bit.
+                parameter.mul_(1 - share).add_(theirs[name].to(parameter.dtype), alpha=share)
+
+
 def weights_meta(model: nn.Module, dtype: torch.dtype) -> list[tuple[str, tuple[int, ...], str]]:
     """Names, shapes and dtype of `named_weights`, in its order, without gathering anything."""
     tied = getattr(model.config, "tie_word_embeddings", False)

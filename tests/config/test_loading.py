@@ -34,6 +34,18 @@ def test_later_layers_win_and_are_named(tmp_path: Path) -> None:
     assert "trainer.eps" not in found.origins
 
 
+def test_options_go_with_the_part_that_they_were_written_for() -> None:
+    assert load("sage/modes_cpu").config.algorithm.guide_options["ratio"] == 0.3
+    assert load("sage/modes_cpu", ["algorithm.guide_options.ratio=0.5"]).config.algorithm.guide_options["tau"] == 1.2
+    other = load("sage/modes_cpu", ["algorithm.guide=token", "algorithm.guide_options={steps: 40}"])
+    assert other.config.algorithm.guide_options == {"steps": 40}
+    assert load("sage/modes_cpu", ["algorithm.guide=null"]).config.algorithm.guide_options == {}
+    reward = load("grpo/arithmetic_cpu", ["reward.functions.close.fn=last_number"]).config.reward.functions["close"]
+    assert reward.options == {}
+    same = load("grpo/arithmetic_cpu", ["reward.functions.close.fn=close_number"]).config.reward.functions["close"]
+    assert same.options == {"within": 30}
+
+
 def test_saved_config_gives_the_same_config(tmp_path: Path) -> None:
     first = load("grpo/arithmetic_cpu", ["rollout.stop=['</a>']"])
     again = load_resolved(write(tmp_path / "config.yaml", first.to_yaml()))

@@ -34,7 +34,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "rm"
 
 
-def test_scores_are_those_of_single_forward_passes_and_one_process_holds_the_model(classifier: Path) -> None:
+def test_scores_are_those_of_single_forward_passes_and_one_process_holds_the_model(classifier: Path) -> None:  # LOSS-26
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -12,11 +12,13 @@ from rl.config import load
 from rl.training.logprobs import chunked_logprobs
 from rl.training.model import TESTED, PolicyModule, load_model
 from rl.training.packed import pack_tokens
+from rl.training.weights import mix_into
 from tests.tiny import tiny_model
 
 
 @pytest.mark.parametrize("family", TESTED)
 @pytest.mark.parametrize("tied", [False, True])
+# LOSS-27, LOSS-35, LOSS-36
 def test_packed_logprobs_and_entropy_equal_plain_forwards(family: str, tied: bool, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -71,6 +73,15 @@ def test_shared_prompts_change_neither_values_nor_gradients(family: str, sizes: 
     assert shared[1].keys() == separate[1].keys()
     for name in shared[1]:
         torch.testing.assert_close(shared[1][name], separate[1][name], atol=2e-5, rtol=1e-4, msg=name)
+
+
+def test_a_share_of_the_policy_goes_into_the_reference() -> None:
+    target, source = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    before = target.weight.detach().clone()
+    mix_into(target, source, 0.25)
+    torch.testing.assert_close(target.weight.detach(), 0.75 * before + 0.25 * source.weight.detach())
+    mix_into(target, source, 1.0)
+    assert all(torch.equal(a, b) for a, b in zip(target.parameters(), source.parameters(), strict=True))
 
 
 def test_chunks_give_the_same_values_and_gradients() -> None:

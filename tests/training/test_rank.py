@@ -52,7 +52,15 @@ def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 @pytest.mark.parametrize(
     ("world", "stage", "layout"),
-    [(1, 0, "single"), (1, 0, "reversed"), (2, 0, "uneven"), (2, 1, "whole"), (2, 2, "uneven"), (2, 3, "uneven")],
+    [
+        (1, 0, "single"),  # LOSS-13
+        (1, 0, "reversed"),
+        (2, 0, "uneven"),  # LOSS-14
+        (2, 0, "idle"),  # LOSS-12
+        (2, 1, "whole"),
+        (2, 2, "uneven"),  # LOSS-15
+        (2, 3, "uneven"),  # LOSS-16
+    ],
 )
 def test_the_result_is_that_of_one_rank_and_one_micro_batch(
     model: Path, expected: dict, tmp_path: Path, world: int, stage: int, layout: str
@@ -69,6 +77,7 @@ FAMILY = {
     "full KL": ["algorithm.kl_coef=0.1", "algorithm.kl_estimator=full_reverse"],
     "full KL, LoRA": ["algorithm.kl_coef=0.1", "algorithm.kl_estimator=full_forward", "model.lora.enabled=true"],
     "guide": ["algorithm.kl_coef=0.1", "algorithm.guide=branch"],
+    "moving": ["algorithm.kl_coef=0.1", "algorithm.kl_estimator=k2", "algorithm.reference_every=1"],
 }
 
 
@@ -89,5 +98,7 @@ def test_every_signal_is_made_alike_on_one_rank_and_on_two(model: Path, tmp_path
     if name == "values":  # the head starts at zero and moves towards the returns
         assert one["steps"][0]["value/mean"] == 0 != one["steps"][1]["value/mean"]
         assert one["steps"][1]["value/loss"] < one["steps"][0]["value/loss"]
+    if name == "moving":  # the reference is the policy again before every step
+        assert all(abs(step["policy/ref_kl"]) < 1e-10 for step in one["steps"])
     if name.startswith("full KL"):  # the policy leaves the reference
         assert abs(one["steps"][0]["policy/ref_kl"]) < 1e-6 < one["steps"][1]["policy/ref_kl"]

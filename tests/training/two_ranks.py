@@ -44,11 +44,12 @@ def main(model: str, out: str, rank: int, world: int, port: int, stage: int, lay
     trainer.start()
     everything = rows()
     counts = Counts(sum(r.segment.trained_tokens for r in everything), len(everything), 2)
-    mine = everything[rank::world]
+    mine = everything if layout == "idle" and rank == 0 else [] if layout == "idle" else everything[rank::world]
     bins = {
         "whole": [list(range(len(mine)))],
         "single": [[i] for i in range(len(mine))],
         "reversed": [list(range(len(mine)))[::-1]],
+        "idle": [list(range(len(mine)))],
         "uneven": [list(range(len(mine)))] if rank == 0 else [[0], list(range(1, len(mine)))],
     }[layout]
     if layout == "uneven" and rank == 0:
