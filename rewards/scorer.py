@@ -48,6 +48,8 @@ class Scorer:
         self._pool = ScoringPool(max(1, reward.workers), memory_mb=reward.memory_mb or 0)
         self._threads = ThreadPoolExecutor(max_workers=max(2, reward.workers), thread_name_prefix="reward")
         self.counters: Counter[str] = Counter()
+        self.step = 1
+        """Of the run: moves weights that have a schedule."""
 
     async def score(self, bundle: Bundle) -> None:
         """Scores every trajectory that may be scored; the others keep ``reward`` None."""
@@ -86,6 +88,7 @@ class Scorer:
     def take_metrics(self) -> dict[str, float]:
         """Failures since the last call, by reward, and what a reward counts itself in ``counters``."""
         out = {f"reward/{name}": float(count) for name, count in self.counters.items()}
+        out |= {f"reward/{r.name}/weight": self._weight(r) for r in self._rewards if r.config.weight_steps}
         self.counters.clear()
         for reward in self._rewards:
             own = getattr(reward.fn, "counters", None)
@@ -106,6 +109,8 @@ class Scorer:
         infra, _, tries = reward.config.on_infra_error.partition(":")
         last: Exception | None = None
         for attempt in range(1 + (int(tries) if infra == "retry" else 0)):
+            if attempt:
+                await asyncio.sleep(min(10.0, 0.1 * 4 ** (attempt - 1)))
             try:
                 return await self._once(reward, task, members)
             except (TimeoutError, DeadlinePassed):
@@ -118,7 +123,6 @@ class Scorer:
                 what = "worker_lost" if isinstance(error, WorkerLost) else "unavailable"
                 self.counters[f"{reward.name}/{what}"] += 1
                 log.warning("reward %s: %s (attempt %d)", reward.name, error, attempt + 1)
-                await asyncio.sleep(min(10.0, 0.1 * 4**attempt))
         if infra == "stop_run":
             raise RewardError(f"reward {reward.name}: {last}")
         return [float(tries) if infra == "value" else None] * len(members)
@@ -142,8 +146,15 @@ class Scorer:
             ) from error
         return checked(reward.fn, scores, len(members))
 
+    def _weight(self, reward: _Reward) -> float:
+        config = reward.config
+        if config.weight_end is None:
+            return config.weight
+        done = min(1.0, (self.step - 1) / config.weight_steps)
+        return config.weight + (config.weight_end - config.weight) * done
+
     def _total(self, trajectory: Trajectory) -> None:
-        weights = {r.name: r.config.weight for r in self._rewards}
+        weights = {r.name: self._weight(r) for r in self._rewards}
         scored = {name: value for name, value in trajectory.rewards.items() if value is not None}
         trajectory.reward = sum(weights.get(n, 1.0) * v for n, v in scored.items()) if scored else None
         if self._config.outcome is not None:

@@ -174,6 +174,8 @@ def _rewards(config: Config, refuse: Callable[[str, str], None]) -> None:
             refuse(f"reward.functions.{name}.fn", "is not set")
         if function.timeout_s <= 0:
             refuse(f"reward.functions.{name}.timeout_s", "must be above 0")
+        if (function.weight_end is None) != (function.weight_steps == 0) or function.weight_steps < 0:
+            refuse(f"reward.functions.{name}.weight_steps", "and weight_end make a schedule together: set both")
     for where, sources in (("data", config.data.sources), ("eval", config.eval.sources)):
         for i, source in enumerate(sources):
             for name in source.rewards or ():

@@ -260,6 +260,8 @@ class RewardFunctionConfig:
 
     fn: str = doc("", "Registry name, `package.module:attr` or `path/file.py:attr`.")
     weight: float = doc(1.0, "Weight in the total.")
+    weight_end: float | None = doc(None, "Weight from step `weight_steps` on, reached in a line from `weight`.")
+    weight_steps: int = doc(0, "Steps over which the weight goes to `weight_end`.")
     options: dict[str, Any] = doc({}, "Keyword arguments given on each call.")
     timeout_s: float = doc(30.0, "Deadline of scoring one trajectory.")
     on_sample_error: str = doc(

@@ -17,6 +17,7 @@ async def run_step(session: Session) -> dict[str, float]:
     config, counters, progress = session.config, session.counters, session.progress
     began = time.monotonic()
     counters.step += 1
+    session.scorer.step = counters.step
     with progress.phase("generating"):
         async with session.phases.generate(), asyncio.timeout(config.rollout.timeout_s):
             done = await collect(

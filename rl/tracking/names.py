@@ -17,6 +17,7 @@ METRICS: dict[str, str] = {
     "reward/outcome": "Mean outcome: correctness apart from shaping.",
     "reward/NAME/mean": "Mean of one named reward before weighting, over the trajectories that it scored.",
     "reward/NAME/none_share": "Share of trajectories that the named reward did not score.",
+    "reward/NAME/weight": "Weight of a named reward at this step, where it has a schedule.",
     "reward/NAME/KIND": "How often a named reward failed or what it logged itself, by kind.",
     "response/tokens_mean": "Mean number of sampled tokens of a trajectory.",
     "response/tokens_max": "Largest number of sampled tokens of a trajectory.",

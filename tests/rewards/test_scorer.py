@@ -53,6 +53,21 @@ def test_named_weighted_rewards_and_outcome(tmp_path: Path) -> None:
     assert b.trajectories[0].rewards == {"right": 1.0, "size": 3.0}
 
 
+def test_a_weight_moves_in_a_line_over_its_steps(tmp_path: Path) -> None:
+    functions = {"right": RewardFunctionConfig(fn="last_number", weight=1.0, weight_end=0.2, weight_steps=4)}
+    scorer = Scorer(RewardConfig(functions=functions), base_dir=tmp_path)
+    seen = []
+    try:
+        for scorer.step in (1, 2, 3, 5, 9):
+            b = bundle(["4"])
+            asyncio.run(scorer.score(b))
+            seen.append(b.trajectories[0].reward)
+            assert scorer.take_metrics()["reward/right/weight"] == seen[-1]
+    finally:
+        scorer.close()
+    assert seen == pytest.approx([1.0, 0.8, 0.6, 0.2, 0.2])
+
+
 def test_failed_episodes_are_not_scored(tmp_path: Path) -> None:
     b = bundle(["4", "4"], [Finish.ENV_ERROR, Finish.LENGTH])
     score(b, tmp_path, right=RewardFunctionConfig(fn="last_number"))
