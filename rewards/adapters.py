@@ -5,14 +5,12 @@ TRL's reward functions need no adapter: their contract is ours (`fn: my_trl_rewa
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from rewards.contract import RewardError, RewardUnavailable, text_of
+from rewards.contract import RewardError, text_of
+from rewards.web import post
 from rl.config.plugins import load_object
 
 
@@ -76,32 +74,6 @@ def http(
     if not isinstance(said, Mapping) or not isinstance(said.get("scores"), list):
         raise RewardError(f'{url} answered without {{"scores": [...]}}: {str(said)[:200]}')
     return [None if v is None else _number(v) for v in said["scores"]]
-
-
-def post(url: str, body: Any, headers: Mapping[str, str], seconds: float) -> Any:
-    """The JSON answer to a JSON request.
-
-    Raises:
-        RewardUnavailable: no answer, or 5xx or 429.
-        RewardError: another refusal, or no JSON.
-    """
-    data = json.dumps(body, default=str).encode("utf-8", errors="replace")
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
-    try:
-        with urllib.request.urlopen(request, timeout=seconds) as answer:
-            text = answer.read().decode("utf-8", errors="replace")
-    except urllib.error.HTTPError as error:
-        said = error.read(500).decode(errors="replace")
-        kind = RewardUnavailable if error.code >= 500 or error.code == 429 else RewardError
-        raise kind(f"{url}: {error.code} {error.reason}: {said}") from error
-    except (OSError, urllib.error.URLError) as error:
-        raise RewardUnavailable(f"{url}: {error}") from error
-    except ValueError as error:
-        raise RewardError(f"{url}: {error}") from error
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise RewardError(f"{url} answered with no JSON: {text[:200]}") from error
 
 
 @cache

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial as partial_of
 from typing import Any, Literal
 
 from rewards.contract import RewardError, text_of
 from rewards.languages import LANGUAGES, Language, Program, build, named
-from rewards.sandbox import Level, Limits, Outcome, python
+from rewards.remote import RemoteProgram
+from rewards.sandbox import Level, Limits, Outcome
 
 Verdict = Literal["passed", "wrong", "error", "timeout", "output"]
 _BLOCK = re.compile(r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.S)
@@ -29,6 +30,7 @@ async def code_tests(
     memory_mb: int = 512,
     isolation: Level = "limits",
     language: str | Sequence[str] = "python",
+    sandbox: str | None = None,
     **columns: Any,
 ) -> list[float | None]:
     """1 where the completion's last code block passes all tests of its row; ``None`` where there are none.
@@ -39,8 +41,10 @@ async def code_tests(
         partial: the share of passed tests instead of all or nothing.
         isolation: refuse to run with less; see `rewards.sandbox.level`.
         language: of all rows as an option, or a column; see `rewards.languages`.
+        sandbox: URL of a sandbox on another machine (`hone sandbox`, SandboxFusion), which then isolates.
 
     Raises:
+        RewardUnavailable: that sandbox cannot be reached.
         RewardError: a language is unknown or its tools are missing, or it cannot run assertions.
     """
     languages = [language] * len(completions) if isinstance(language, str) else list(language)
@@ -49,7 +53,7 @@ async def code_tests(
     async def one(completion: Any, rows: Any, name: str) -> float | None:
         if not rows:
             return None
-        run = partial_of(judge, stop_early=not partial, language=name)
+        run = partial_of(judge, stop_early=not partial, language=name, sandbox=sandbox)
         verdicts = await asyncio.to_thread(run, text_of(completion), rows, limits, isolation)
         passed = sum(v == "passed" for v in verdicts)
         return passed / len(rows) if partial else float(passed == len(rows))
@@ -66,6 +70,7 @@ def judge(
     *,
     stop_early: bool = False,
     language: str = "python",
+    sandbox: str | None = None,
 ) -> list[Verdict]:
     """The verdict of each test.
 
@@ -74,14 +79,21 @@ def judge(
     process with the program, though, and one written against this very check could read the word: where
     that matters, use input and output.
     """
-    kind = named(language)
+    kind = named(language, elsewhere=sandbox is not None)
     if kind is not LANGUAGES["python"] and any(isinstance(test, str) for test in tests):
         raise RewardError(f"code: assertions are run in Python only; give input and output for {language}")
+
+    def make(code: str) -> Program | RemoteProgram | None:
+        return build(code, kind, isolation) if sandbox is None else RemoteProgram(code, kind.name, sandbox)
+
     code = find_code(text, kind)
-    program = None if code is None else build(code, kind, isolation)
+    program = None if code is None or all(isinstance(test, str) for test in tests) else make(code)
     verdicts: list[Verdict] = []
     for test in tests:
-        verdicts.append("error" if program is None or code is None else _one(code, program, test, limits, isolation))
+        if code is not None and isinstance(test, str):
+            verdicts.append(_asserted(make, code, test, limits or Limits(), isolation))
+        else:
+            verdicts.append("error" if program is None else _answered(program, test, limits or Limits(), isolation))
         if stop_early and verdicts[-1] != "passed":
             break
     return verdicts
@@ -98,16 +110,19 @@ def find_code(text: str, language: Language = LANGUAGES["python"]) -> str | None
     return text if _LIKE_A_PROGRAM.search(text) else None
 
 
-def _one(
-    code: str, program: Program, test: str | Mapping[str, str], limits: Limits | None, isolation: Level
+def _asserted(
+    make: Callable[[str], Program | RemoteProgram | None], code: str, test: str, limits: Limits, isolation: Level
 ) -> Verdict:
-    if isinstance(test, str):
-        word = os.urandom(16).hex()
-        ending = f"\n\n{test}\nprint('\\n' + __import__('sys').stdin.readline(), end='')\n"
-        outcome = python(code + ending, stdin=word + "\n", limits=limits, at_least=isolation)
-        passed = outcome.succeeded and outcome.stdout.rstrip("\n").rpartition("\n")[2] == word
-        return "passed" if passed else _fault(outcome)
-    outcome = program.run(test["input"], limits or Limits(), isolation)
+    word = os.urandom(16).hex()
+    program = make(code + f"\n\n{test}\nprint('\\n' + __import__('sys').stdin.readline(), end='')\n")
+    assert program is not None, "Python is not compiled"
+    outcome = program.run(word + "\n", limits, isolation)
+    passed = outcome.succeeded and outcome.stdout.rstrip("\n").rpartition("\n")[2] == word
+    return "passed" if passed else _fault(outcome)
+
+
+def _answered(program: Program | RemoteProgram, test: Any, limits: Limits, isolation: Level) -> Verdict:
+    outcome = program.run(test["input"], limits, isolation)
     if outcome.succeeded:
         return "passed" if _lines(outcome.stdout) == _lines(test["output"]) else "wrong"
     return _fault(outcome)

@@ -15,6 +15,7 @@ from rewards.sandbox import PATH, Level, Limits, Outcome, run
 class Language:
     """Commands run in the program's folder."""
 
+    name: str
     fences: tuple[str, ...]
     """What a fenced block of it is marked with."""
     source: str
@@ -27,19 +28,26 @@ class Language:
 
 
 LANGUAGES: Mapping[str, Language] = {
-    "python": Language(("python", "py", "python3"), "main.py", ("python", "main.py")),
+    "python": Language("python", ("python", "py", "python3"), "main.py", ("python", "main.py")),
     "c++": Language(
+        "c++",
         ("cpp", "c++", "cc", "cxx"),
         "main.cpp",
         ("./main",),
         ("g++", "-O2", "-std=c++20", "-o", "main", "main.cpp"),
         ("main",),
     ),
-    "c": Language(("c",), "main.c", ("./main",), ("gcc", "-O2", "-o", "main", "main.c", "-lm"), ("main",)),
+    "c": Language("c", ("c",), "main.c", ("./main",), ("gcc", "-O2", "-o", "main", "main.c", "-lm"), ("main",)),
     "rust": Language(
-        ("rust", "rs"), "main.rs", ("./main",), ("rustc", "-O", "--edition=2021", "-o", "main", "main.rs"), ("main",)
+        "rust",
+        ("rust", "rs"),
+        "main.rs",
+        ("./main",),
+        ("rustc", "-O", "--edition=2021", "-o", "main", "main.rs"),
+        ("main",),
     ),
     "java": Language(
+        "java",
         ("java",),
         "Main.java",
         ("java", "-Xmx{memory_mb}m", "-Xss64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", ".", "Main"),
@@ -48,12 +56,13 @@ LANGUAGES: Mapping[str, Language] = {
         reserve_mb=6000,
     ),
     "javascript": Language(
+        "javascript",
         ("javascript", "js", "node"),
         "main.js",
         ("node", "--max-old-space-size={memory_mb}", "main.js"),
         reserve_mb=60_000,
     ),
-    "lua": Language(("lua",), "main.lua", ("lua", "main.lua")),
+    "lua": Language("lua", ("lua",), "main.lua", ("lua", "main.lua")),
 }
 BUILD = Limits(seconds=30.0, memory_mb=2048, file_mb=64)
 
@@ -72,8 +81,11 @@ class Program:
         return run(command, stdin=stdin, files=self.files, limits=roomy, at_least=isolation)
 
 
-def named(name: str) -> Language:
+def named(name: str, *, elsewhere: bool = False) -> Language:
     """The language, by its name or a mark of its fenced blocks.
+
+    Args:
+        elsewhere: programs run on another machine: its tools need not be here.
 
     Raises:
         RewardError: it is unknown, or its tools are not where programs in the sandbox find them.
@@ -82,7 +94,7 @@ def named(name: str) -> Language:
     found = next((x for key, x in LANGUAGES.items() if wanted == key or wanted in x.fences), None)
     if found is None:
         raise RewardError(f"code: language {name!r} is none of {', '.join(LANGUAGES)}")
-    lacking = [tool for tool in (*found.build[:1], found.start[0]) if not _present(tool)]
+    lacking = [] if elsewhere else [tool for tool in (*found.build[:1], found.start[0]) if not _present(tool)]
     if lacking:
         raise RewardError(f"code: {name} needs {' and '.join(lacking)} in {PATH}, and this machine has none there")
     return found

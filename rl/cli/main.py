@@ -13,6 +13,7 @@ from rl.cli.init import init
 from rl.cli.play import play
 from rl.cli.preflight import preflight
 from rl.cli.rollout import evaluate, rollout
+from rl.cli.sandbox import sandbox
 from rl.cli.score import score
 from rl.cli.train import fork, resume, train
 
@@ -37,3 +38,4 @@ app.add_typer(ckpt_app, name="ckpt")
 app.command()(rollout)
 app.command("eval")(evaluate)
 app.command()(score)
+app.command()(sandbox)
