@@ -5,6 +5,10 @@ TRL's reward functions need no adapter: their contract is ours (`fn: my_trl_rewa
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -55,6 +59,49 @@ def openrlhf(
     return [_number(v) for v in values]
 
 
+def verifiers(
+    prompts: Sequence[Any], completions: Sequence[Any], *, file: str, rubric: str = "rubric", **columns: Any
+) -> list[float | None]:
+    """A `Rubric` of verifiers (0.1.8 to 0.3), group functions included: its weighted sum for each sample.
+
+    Such a rubric logs what its functions raise and goes on with 0; here that ends the run.
+
+    Args:
+        file: the Python file; ``rubric`` names the object in it, or a function that makes an environment
+            with a rubric, `load_environment` for example.
+    """
+    judge = _rubric(file, rubric)
+    states: list[dict[str, Any]] = []
+    for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        row = _row(columns, i)
+        states.append(
+            {
+                "prompt": list(prompt),
+                "completion": list(completion),
+                "answer": row.get("answer", ""),
+                "task": row.get("task", "default"),
+                "info": row.get("info") or {},
+                "input": row,
+                "trajectory": [],
+                "timing": {"generation_ms": 0.0, "scoring_ms": 0.0, "total_ms": 0.0},
+            }
+        )
+    loggers = {id(x): x for x in (logging.getLogger("verifiers"), getattr(judge, "logger", None)) if x is not None}
+    faults = _Faults()
+    for logger in loggers.values():
+        logger.addHandler(faults)
+    try:
+        wants_turns = "score_sem" in inspect.signature(judge.score_group).parameters
+        extra = {"score_sem": contextlib.nullcontext()} if wants_turns else {}
+        asyncio.run(judge.score_group(states, **extra))
+    finally:
+        for logger in loggers.values():
+            logger.removeHandler(faults)
+    if faults.messages:
+        raise RewardError(f"{file}:{rubric}: {faults.messages[0]}")
+    return [_number(state["reward"]) for state in states]
+
+
 def http(
     prompts: Sequence[Any],
     completions: Sequence[Any],
@@ -74,6 +121,28 @@ def http(
     if not isinstance(said, Mapping) or not isinstance(said.get("scores"), list):
         raise RewardError(f'{url} answered without {{"scores": [...]}}: {str(said)[:200]}')
     return [None if v is None else _number(v) for v in said["scores"]]
+
+
+class _Faults(logging.Handler):
+    """Keeps what is logged as an error."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+@cache
+def _rubric(file: str, name: str) -> Any:
+    found = _from(file, name)
+    if not hasattr(found, "score_group") and callable(found):
+        found = found()
+    found = getattr(found, "rubric", found)
+    if not hasattr(found, "score_group"):
+        raise RewardError(f"{file}:{name} has no score_group: name a verifiers Rubric, or what loads its environment")
+    return found
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rewards.adapters import http, openrlhf, verl
+from rewards.adapters import http, openrlhf, verifiers, verl
 from rewards.code import code_tests
 from rewards.exact import close_number, exact_match, last_number
 from rewards.format import json_object, pattern, tags
@@ -31,5 +31,6 @@ REWARDS: Mapping[str, Callable[..., Any]] = {
     "model": RewardModel,
     "verl": verl,
     "openrlhf": openrlhf,
+    "verifiers": verifiers,
     "http": http,
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rewards.adapters import http, openrlhf, verl
+from rewards.adapters import http, openrlhf, verifiers, verl
 from rewards.contract import RewardError, RewardUnavailable
 from rewards.judge import Judge
 from rewards.scorer import Scorer
@@ -48,6 +48,42 @@ def test_an_openrlhf_file_runs_unchanged(tmp_path: Path) -> None:
         "    return {'rewards': r, 'scores': r, 'extra_logs': {}}\n"
     )
     assert openrlhf(ASKED, SAID, file=str(file), answer=["4", "4"]) == [1.0, 0.0]
+
+
+LIKE_A_RUBRIC = """
+import contextlib, logging
+class Rubric:  # not verifiers: what its versions have in common
+    logger = logging.getLogger("mine")
+    async def score_group(self, states, score_sem):
+        async with score_sem:
+            for state in states:
+                right = state["completion"][-1]["content"] == state["answer"]
+                state["reward"], state["metrics"] = right + 0.25 * len(states), {"right": right}
+                state["timing"]["total_ms"] += 1
+class Newer(Rubric):
+    async def score_group(self, states):
+        await super().score_group(states, contextlib.nullcontext())
+class Swallows(Newer):
+    async def score_group(self, states):
+        await super().score_group(states)
+        self.logger.error("Error calling reward function x: KeyError")
+class Environment:
+    rubric = Newer()
+rubric, swallows, number = Rubric(), Swallows(), 3
+def load_environment():
+    return Environment()
+"""
+
+
+def test_a_verifiers_rubric_scores_a_group(tmp_path: Path) -> None:
+    file = tmp_path / "rubrics.py"
+    file.write_text(LIKE_A_RUBRIC)
+    for name in ("rubric", "load_environment"):
+        assert verifiers(ASKED, SAID, file=str(file), rubric=name, answer=["4", "4"]) == [1.5, 0.5]
+    with pytest.raises(RewardError, match="KeyError"):
+        verifiers(ASKED, SAID, file=str(file), rubric="swallows", answer=["4", "4"])
+    with pytest.raises(RewardError, match="no score_group"):
+        verifiers(ASKED, SAID, file=str(file), rubric="number", answer=["4", "4"])
 
 
 @pytest.fixture
