@@ -9,7 +9,8 @@ from typing import Any
 
 from rewards.contract import text_of
 
-_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[-+]?\.\d+")
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+(?!\d)|\d+)(?:\.\d+)?|[-+]?\.\d+")
+_THOUSANDS = re.compile(r"\{,\}|\\,|,")
 
 
 def exact_match(
@@ -54,6 +55,6 @@ def _last(text: str) -> Decimal | None:
     if not numbers or len(numbers[-1]) > 200:
         return None
     try:
-        return Decimal(numbers[-1].replace(",", ""))
+        return Decimal(_THOUSANDS.sub("", numbers[-1]))
     except InvalidOperation:
         return None

@@ -125,6 +125,21 @@ def test_exact_match_and_last_number() -> None:
     assert last_number(said, ["#### 7", "1234", "1", "5", "7", "0"]) == [1.0, 1.0, 0.0, 0.0, 1.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("text", "gold", "score"),
+    [
+        ("The total is 72 clips, altogether.", "72", 1),  # REW-08
+        ("9{,}500", "9500", 1),  # REW-09
+        ("9\\,500", "9,500", 1),
+        ("9{,}500", "500", 0),
+        ("1,2345", "2345", 1),  # no group of three: a list
+        ("it is 1,234,567.5", "1234567.5", 1),
+    ],
+)
+def test_last_number_reads_groups_of_thousands(text: str, gold: str, score: float) -> None:
+    assert last_number([text], [gold]) == [score]
+
+
 def test_close_number_falls_in_a_line() -> None:
     said = ["7", "9.5", "17", "-900", "none", "1" * 300]
     assert close_number(said, ["7"] * 6) == [1.0, 0.75, 0.0, 0.0, 0.0, 0.0]
