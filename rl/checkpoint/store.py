@@ -100,13 +100,24 @@ class CheckpointStore:
             CheckpointError: the disk has less room than the newest checkpoint takes, or the write failed
                 for lack of it. Older checkpoints stay.
         """
+        scratch = self.begin(step)
+        with self.discarding(scratch):
+            yield scratch
+        self.commit(scratch, step, value=value)
+
+    def begin(self, step: int) -> Path:
+        """An empty folder for the files of ``step``, which `commit` makes a checkpoint."""
         self._check_room()
         scratch = self.root / f"tmp-step-{step:06d}"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
+        return scratch
+
+    @contextlib.contextmanager
+    def discarding(self, scratch: Path) -> Iterator[None]:
+        """Removes the folder when the block fails."""
         try:
-            yield scratch
-            self._seal(scratch, step, value)
+            yield
         except OSError as error:
             shutil.rmtree(scratch, ignore_errors=True)
             if error.errno == errno.ENOSPC:
@@ -115,6 +126,11 @@ class CheckpointStore:
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
+
+    def commit(self, scratch: Path, step: int, *, value: float | None = None) -> None:
+        """Flushes the folder's files, lists them in a manifest and makes it the checkpoint of ``step``."""
+        with self.discarding(scratch):
+            self._seal(scratch, step, value)
         target = self.root / f"step-{step:06d}"
         if target.exists():  # the same step again, after a resume
             shutil.rmtree(target)

@@ -1,13 +1,15 @@
 """Layers of settings to one checked `Config`.
 
 Order, later wins: the schema's defaults; each group of the recipe's ``defaults`` list; the recipe;
-``key=value`` overrides.
+groups of the command line (``algorithm=sage``), each in the place of its whole section; ``key=value`` overrides.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ from rl.config.schema import Config
 
 SHIPPED = Path(__file__).resolve().parents[2]
 """Folder that holds the `recipes` and `configs` packages."""
+_GROUP_NAME = re.compile(r"(?!null$|~$)[A-Za-z_][\w./-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +66,29 @@ def load(recipe: str | Path | None, overrides: Sequence[str] = (), base: Mapping
             group = find_group(name)
             layers.append((f"group {name}", read_yaml(group)))
         layers.append((str(path), content))
-    layers.append(("command line", parse_overrides(overrides)))
-    return _resolve(layers, path)
+    return _resolve(_with_overrides(layers, overrides), path)
 
 
 def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Resolved:
     """A run directory's saved config, with overrides on top."""
-    return _resolve([(str(path), read_yaml(path)), ("command line", parse_overrides(overrides))], path)
+    return _resolve(_with_overrides([(str(path), read_yaml(path))], overrides), path)
+
+
+def _with_overrides(
+    layers: list[tuple[str, dict[str, Any]]], overrides: Sequence[str]
+) -> list[tuple[str, dict[str, Any]]]:
+    """The command line on top. ``algorithm=sage`` puts a group in the place of what was said of its section."""
+    sections = {name for name, kind in typing.get_type_hints(Config).items() if dataclasses.is_dataclass(kind)}
+    rest = []
+    for text in overrides:
+        section, _, name = (part.strip() for part in text.partition("="))
+        if section in sections and _GROUP_NAME.fullmatch(name):
+            content = read_yaml(find_group(f"{section}/{name}"))
+            layers = [(where, {k: v for k, v in layer.items() if k != section}) for where, layer in layers]
+            layers.append((f"group {section}/{name}", content))
+        else:
+            rest.append(text)
+    return [*layers, ("command line", parse_overrides(rest))]
 
 
 def find_recipe(name: str | Path) -> Path:

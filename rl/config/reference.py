@@ -13,8 +13,10 @@ INTRODUCTION = """# Configuration
 Made from `rl/config/schema.py` by `hone config reference`; a test keeps it current.
 
 A run's settings are layered, the later over the earlier: the defaults below, the groups that a recipe
-names under `defaults:` (files of `configs/`, for example `algorithm/dapo`), the recipe itself, and
-`key=value` on the command line. `hone config show RECIPE --changed` says where each value came from.
+names under `defaults:` (files of `configs/`, for example `algorithm/dapo`), the recipe itself, groups on the
+command line (`algorithm=dapo` takes the place of the whole section), and `key=value` there. A layer that names
+another part (`algorithm.guide`, `reward.functions.X.fn`) drops the options that were written for the part before.
+`hone config show RECIPE --changed` says where each value came from.
 Unknown keys are refused, with the nearest known one and with what other frameworks' names are called here.
 """
 

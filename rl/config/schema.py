@@ -331,6 +331,9 @@ class CheckpointConfig:
     best_mode: str = doc("max", "Which value of `best` is better.", ("max", "min"))
     keep_best: int = doc(1, "How many of the best are kept.")
     at_end: bool = doc(True, "Save after the last step.")
+    background: bool = doc(
+        True, "Write the files while training goes on; needs main memory for a copy of model and optimizer."
+    )
 
 
 @dataclass

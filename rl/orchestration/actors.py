@@ -113,7 +113,7 @@ class RolloutActor:
         return self.worker.status()
 
 
-@ray.remote(concurrency_groups={"control": 2}, max_restarts=0)  # type: ignore[call-overload]
+@ray.remote(concurrency_groups={"control": 2, "files": 1}, max_restarts=0)  # type: ignore[call-overload]
 class TrainerActor:
     """One DeepSpeed rank."""
 
@@ -180,6 +180,10 @@ class TrainerActor:
 
     def save(self, folder: str) -> None:
         self.rank.save(folder)
+
+    @ray.method(concurrency_group="files")
+    def written(self) -> None:
+        self.rank.written()
 
     def load(self, folder: str) -> None:
         self.rank.load(folder)

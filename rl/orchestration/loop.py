@@ -59,10 +59,12 @@ async def run_to_end(session: Session) -> str:
     """Steps until a stop rule fires. Returns the rule in words."""
     while (reason := session.stop_reason()) is None:
         await run_step(session)
+    await session.saved()
     if session.config.checkpoint.at_end or session.stop_asked is not None:
         latest = session.store.latest()
         if latest is None or latest.step != session.counters.step:
             await session.save()
+            await session.saved()
     return reason
 
 
@@ -95,5 +97,6 @@ async def _after_step(session: Session, metrics: dict[str, float], done: Collect
     session.tracker.log(step, metrics)
     session.tracker.rollouts(step, done.bundles, purpose="train")
     session.progress.step(step, metrics)
+    await session.saved(wait=False)
     if session.save_due():
         await session.save()

@@ -141,7 +141,13 @@ class Run:
     def save(self) -> Path:
         """A checkpoint of the whole state; returns its folder."""
         self.start()
-        return self._drive(self.session.save())
+
+        async def save() -> Path:
+            folder = await self.session.save()
+            await self.session.saved()
+            return folder
+
+        return self._drive(save())
 
     def close(self) -> None:
         """Ends all that the run started. Idempotent."""

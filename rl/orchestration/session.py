@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,7 @@ class Session:
     store: CheckpointStore
     phases: Phases
     counters: Counters
+    _saving: asyncio.Task[None] | None = None
     saved_at: float = field(default_factory=time.monotonic)
     save_asked: bool = False
     """SIGUSR1: save after this step and go on."""
@@ -130,16 +132,41 @@ class Session:
         return metrics
 
     async def save(self) -> Path:
-        """Writes a checkpoint: weights, optimizer, and all that the next step depends on."""
+        """Takes a checkpoint: weights, optimizer, and all that the next step depends on.
+
+        Returns its folder, which is there once the files have been written: training may go on
+        meanwhile, and `saved` waits.
+        """
+        await self.saved()
         step, best = self.counters.step, self.config.checkpoint.best
         value = None if best is None else self.counters.last.get(best)
         if best is not None and value is None:
             log.warning("checkpoint.best: no metric %r yet; known are %s", best, ", ".join(sorted(self.counters.last)))
-        with self.progress.phase("saving"), self.store.writing(step, value=value) as folder:
-            await self.trainer.save(folder / "trainer")
-            write_state(folder, self.state_dict())
+        with self.progress.phase("saving"):
+            scratch = self.store.begin(step)
+            with self.store.discarding(scratch):
+                await self.trainer.save(scratch / "trainer")
+                write_state(scratch, self.state_dict())
+        self._saving = asyncio.create_task(self._write(scratch, step, value))
+        if not self.config.checkpoint.background:
+            await self.saved()
         self.saved_at = time.monotonic()
         return self.store.root / f"step-{step:06d}"
+
+    async def _write(self, scratch: Path, step: int, value: float | None) -> None:
+        with self.store.discarding(scratch):
+            await self.trainer.written()
+        await asyncio.to_thread(self.store.commit, scratch, step, value=value)
+
+    async def saved(self, *, wait: bool = True) -> None:
+        """Waits for the checkpoint that is being written, if any, and raises what went wrong with it.
+
+        Args:
+            wait: else only looks.
+        """
+        if self._saving is not None and (wait or self._saving.done()):
+            saving, self._saving = self._saving, None
+            await saving
 
     def save_due(self) -> bool:
         """Whether the step that just ended is to be saved."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import AsyncIterator
@@ -94,6 +95,7 @@ async def open_session(
             phases=Phases(pool.sleep, pool.wake) if gpus and config.colocate else Phases(),
             counters=Counters(),
         )
+        stack.push_async_exit(functools.partial(_finish_saving, session))
         pool.republish = lambda: trainer.publish(session.version, pool)
         if resume is not None:
             with progress.phase(f"loading {resume.path.name}"):
@@ -106,6 +108,16 @@ async def open_session(
             session.counters.version = max(0, number - 1)
             await session.publish()
         yield session
+
+
+async def _finish_saving(session: Session, kind: type[BaseException] | None, *_: object) -> None:
+    """A checkpoint that is being written is finished, whatever ended the run; that fault goes first."""
+    try:
+        await session.saved()
+    except Exception as error:
+        if kind is None:
+            raise
+        log.warning("the checkpoint that was being written is lost: %s", error)
 
 
 def _gpus(config: Config) -> int:

@@ -86,7 +86,12 @@ class TrainerGroup:
         await self._all("restore", doing="restoring after the probe", seconds=self._timeout)
 
     async def save(self, folder: Path) -> None:
+        """Every rank copies its state; `written` says when the files are there."""
         await self._all("save", str(folder), doing="saving", seconds=self._timeout)
+
+    async def written(self) -> None:
+        """Waits for the files of `save`, which are written while other calls go on."""
+        await self._all("written", doing="writing a checkpoint", seconds=self._timeout)
 
     async def load(self, folder: Path) -> None:
         await self._all("load", str(folder), doing="loading", seconds=self._timeout)

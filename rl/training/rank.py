@@ -25,6 +25,7 @@ from rl.config.errors import ConfigError
 from rl.config.schema import Config, LoraConfig, ModelConfig
 from rl.objectives.base import Objective
 from rl.packing import pack
+from rl.training.background import BackgroundWriter, use_for_checkpoints
 from rl.training.batch import StepBatch, StepResult
 from rl.training.model import PolicyModule, adapters_off, load_model
 from rl.training.optim import learning_rate, make_optimizer
@@ -66,6 +67,7 @@ class TrainerRank:
         self._reference: PolicyModule | None = None
         self._teacher: PolicyModule | None = None
         self._clones: Clones | None = None
+        self._writer = BackgroundWriter()
         self._norm = float("nan")
         self._total: int | None = None
 
@@ -163,7 +165,10 @@ class TrainerRank:
         self._clones = None
 
     def save(self, folder: str) -> None:
-        """Model, optimizer, schedule, objective and random state of this rank. Collective."""
+        """Model, optimizer, schedule, objective and random state of this rank. Collective.
+
+        Returns when all has been copied; `written` waits for the files.
+        """
         self._phase = "saving"
         Path(folder).mkdir(parents=True, exist_ok=True)
         self._engine.save_checkpoint(folder, tag="deepspeed", exclude_frozen_parameters=False)
@@ -174,11 +179,15 @@ class TrainerRank:
             "numpy": np.random.get_state(),
             "python": random.getstate(),
         }
-        torch.save(state, Path(folder) / f"rank{self._rank}.pt")
+        self._writer.save(state, str(Path(folder) / f"rank{self._rank}.pt"))
         if self._moves_reference and self._rank == 0:
             assert self._reference is not None
-            torch.save(self._reference.state_dict(), Path(folder) / "reference.pt")
+            self._writer.save(self._reference.state_dict(), str(Path(folder) / "reference.pt"))
         self._phase = "idle"
+
+    def written(self) -> None:
+        """Waits for the files of `save`. Raises OSError when one could not be written."""
+        self._writer.wait()
 
     def load(self, folder: str) -> None:
         """Continues from `save`. Collective.
@@ -213,6 +222,7 @@ class TrainerRank:
     def stop(self) -> None:
         """Leaves the process group; idempotent."""
         self._engine = self._reference = self._teacher = None
+        self._writer.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -232,6 +242,7 @@ class TrainerRank:
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=policy, optimizer=optimizer, config=self._deepspeed_config()
         )
+        use_for_checkpoints(self._engine, self._writer)
         if self._world_size == 1 and config.trainer.zero_stage == 0:
             self._engine.enable_backward_allreduce = False  # would copy every gradient twice, to sum it over one rank
         # Runs after gradients have been reduced, just before they are used.

@@ -34,6 +34,16 @@ def test_later_layers_win_and_are_named(tmp_path: Path) -> None:
     assert "trainer.eps" not in found.origins
 
 
+def test_a_group_on_the_command_line_takes_the_place_of_its_section() -> None:
+    found = load("sage/modes_cpu", ["algorithm.kl_coef=0.3", "algorithm=grpo"])
+    assert found.config.algorithm.guide is None and found.config.algorithm.kl_coef == 0.3
+    assert found.origins["algorithm.advantage"] == "group algorithm/grpo"
+    with pytest.raises(ConfigError, match="no group 'algorithm/sagee'.*sage"):
+        load("sage/modes_cpu", ["algorithm=sagee"])
+    with pytest.raises(ConfigError, match="model"):
+        load("sage/modes_cpu", ["model=runs/x"])
+
+
 def test_options_go_with_the_part_that_they_were_written_for() -> None:
     assert load("sage/modes_cpu").config.algorithm.guide_options["ratio"] == 0.3
     assert load("sage/modes_cpu", ["algorithm.guide_options.ratio=0.5"]).config.algorithm.guide_options["tau"] == 1.2
