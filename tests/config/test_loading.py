@@ -38,7 +38,7 @@ def test_a_group_on_the_command_line_takes_the_place_of_its_section() -> None:
     found = load("sage/modes_cpu", ["algorithm.kl_coef=0.3", "algorithm=grpo"])
     assert found.config.algorithm.guide is None and found.config.algorithm.kl_coef == 0.3
     assert found.origins["algorithm.advantage"] == "group algorithm/grpo"
-    with pytest.raises(ConfigError, match="no group 'algorithm/sagee'.*sage"):
+    with pytest.raises(ConfigError, match=r"no group 'algorithm/sagee'.*sage"):
         load("sage/modes_cpu", ["algorithm=sagee"])
     with pytest.raises(ConfigError, match="model"):
         load("sage/modes_cpu", ["model=runs/x"])

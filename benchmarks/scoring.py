@@ -1,6 +1,6 @@
 """What scoring costs: math answers a second, a call into another process, memory of many at once, the sandbox.
 
-    python benchmarks/rewards.py
+    python benchmarks/scoring.py
 
 All with process isolation on, as in a run. Wanted: 300 answers a second on two cores, under 2 ms a warm call,
 under 1.5 GB for 1,000 scorings at once, under 60 ms from start to verdict of a trivial Python program.
