@@ -20,9 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-REWARD = (
-    "import random\n\ndef coin(completions, **_):\n    return [float(random.random() < 0.5) for _ in completions]\n"
-)
+REWARD = "import random\n\ndef draw(completions, **_):\n    return [random.random() for _ in completions]\n"
 BUDGET = 64
 
 
@@ -43,7 +41,7 @@ def main() -> None:
 
 def write_tasks(folder: Path) -> list[str]:
     rng = random.Random(0)
-    prompts = [f"What is {rng.randint(10, 99)} + {rng.randint(10, 99)}? Explain briefly." for _ in range(256)]
+    prompts = [f"What is {rng.randint(10, 99)} + {rng.randint(10, 99)}?" for _ in range(256)]
     unique = list(dict.fromkeys(prompts))
     (folder / "tasks.jsonl").write_text("".join(json.dumps({"prompt": p, "answer": ""}) + "\n" for p in unique))
     (folder / "reward.py").write_text(REWARD)
@@ -57,8 +55,11 @@ def hone(folder: Path, steps: int, *, equal: bool) -> tuple[float, float]:
     settings = [
         f"run_dir={folder}",
         f"data.sources=[{{path: '{folder}/tasks.jsonl'}}]",
+        "tasks_per_step=8",
+        "samples_per_task=8",
+        "prompt.template=null",
         "eval.sources=[]",
-        f"reward={{outcome: null, functions: {{coin: {{fn: '{folder}/reward.py:coin'}}}}}}",
+        f"reward={{outcome: null, functions: {{draw: {{fn: '{folder}/reward.py:draw'}}}}}}",
         f"rollout.max_response_tokens={BUDGET}",
         f"rollout.ignore_eos={str(equal).lower()}",
         "trainer.max_tokens_per_microbatch=8192",
@@ -85,6 +86,7 @@ def trl(folder: Path, prompts: list[str], steps: int, *, equal: bool) -> tuple[f
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
+    from rl.config.hardware import dtype_for
     from rl.pretrained import resolve
 
     times: list[float] = []
@@ -102,7 +104,7 @@ def trl(folder: Path, prompts: list[str], steps: int, *, equal: bool) -> tuple[f
         max_steps=steps + 1,
         learning_rate=1e-6,
         beta=0.0,
-        bf16=True,
+        bf16=dtype_for("cpu")[0] == "bfloat16",  # as ours: on cores without bfloat16 it is several times slower
         use_cpu=True,
         report_to=[],
         save_strategy="no",
@@ -111,7 +113,7 @@ def trl(folder: Path, prompts: list[str], steps: int, *, equal: bool) -> tuple[f
     )
     trainer = GRPOTrainer(
         model=resolve("smollm2-135m"),
-        reward_funcs=lambda completions, **_: [float(random.random() < 0.5) for _ in completions],
+        reward_funcs=lambda completions, **_: [random.random() for _ in completions],
         args=config,
         train_dataset=rows,
         callbacks=[Clock()],

@@ -22,8 +22,8 @@ from typing import Any
 REWARD = """
 import random
 
-def coin(completions, **_):
-    return [float(random.random() < 0.5) for _ in completions]
+def draw(completions, **_):
+    return [random.random() for _ in completions]
 """
 
 
@@ -40,7 +40,7 @@ def main() -> None:
         reward.write_text(REWARD)
         overrides = [
             f"run_dir={folder}",
-            f"reward={{outcome: null, functions: {{coin: {{fn: '{reward}:coin'}}}}}}",
+            f"reward={{outcome: null, functions: {{draw: {{fn: '{reward}:draw'}}}}}}",
             "eval.sources=[]",
             "stop.steps=1000",
             *arguments.overrides,

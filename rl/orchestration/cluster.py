@@ -26,6 +26,7 @@ def cluster(config: RayConfig, *, logical_cpus: int, use_gpus: bool) -> Iterator
     """
     private = config.address is None
     import ray
+    from ray._private import ray_constants
 
     if ray.is_initialized():
         raise ClusterError("Ray is already running in this process; call ray.shutdown() first, or set ray.address")
@@ -51,6 +52,12 @@ def cluster(config: RayConfig, *, logical_cpus: int, use_gpus: bool) -> Iterator
     with tempfile.TemporaryDirectory(prefix="hone-cwd-") as empty:
         here = os.getcwd()
         os.chdir(empty)
+        # Ray takes 127.0.0.1 for the machine's outer address, and then listens on every interface. On other
+        # systems than Linux it does not: this is its switch for that, for this process and for those it starts.
+        clusters = ray_constants.ENABLE_RAY_CLUSTER
+        if private:
+            ray_constants.ENABLE_RAY_CLUSTER = False
+            os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
         try:
             ray.init(**arguments)
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -64,3 +71,5 @@ def cluster(config: RayConfig, *, logical_cpus: int, use_gpus: bool) -> Iterator
             yield
         finally:
             ray.shutdown()
+            ray_constants.ENABLE_RAY_CLUSTER = clusters
+            os.environ.pop(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, None)
