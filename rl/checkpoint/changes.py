@@ -31,7 +31,7 @@ MEANING = (
     "algorithm.reference_every",
 )
 """Settings that the saved state is about: with others it would be another run."""
-FIXED = ("trainer.ranks", "trainer.zero_stage", "method")
+FIXED = ("method",)
 """Settings that the files of a checkpoint are bound to."""
 
 

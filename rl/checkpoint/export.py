@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rl.checkpoint.store import Checkpoint, CheckpointError, CheckpointStore, retention
 from rl.config.schema import Config
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def export(checkpoint: Checkpoint, config: Config, folder: Path, *, dtype: str = "bfloat16") -> Path:
@@ -32,15 +28,16 @@ def export(checkpoint: Checkpoint, config: Config, folder: Path, *, dtype: str =
     from rl.data.tokens import load_tokenizer
     from rl.pretrained import resolve
     from rl.training.model import PolicyModule, load_model
+    from rl.training.state import read_weights
     from rl.training.weights import named_weights
 
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty; give another folder")
-    state = read_weights(checkpoint)
+    state = read_weights(checkpoint.path / "trainer")
     policy = PolicyModule(load_model(config.model), config)
     wanted = {name: tensor for name, tensor in state.items() if not name.startswith("heads.")}
-    missing, unexpected = policy.load_state_dict(wanted, strict=False)
-    missing = [name for name in missing if not name.startswith("heads.") and name != "model.lm_head.weight"]
+    _, unexpected = policy.load_state_dict(wanted, strict=False)
+    missing = [n for n, p in policy.named_parameters() if p.requires_grad and n not in wanted]
     if missing or unexpected:
         raise CheckpointError(f"{checkpoint.path} does not fit {config.model.path}: {(missing or unexpected)[:5]}")
     path, trust = resolve(config.model.path), config.model.trust_remote_code
@@ -65,21 +62,6 @@ def export(checkpoint: Checkpoint, config: Config, folder: Path, *, dtype: str =
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return folder
-
-
-def read_weights(checkpoint: Checkpoint) -> Mapping[str, Tensor]:
-    """The whole float32 weights of a checkpoint of any ZeRO stage, by their names in `PolicyModule`."""
-    import torch
-
-    trainer = checkpoint.path / "trainer"
-    shards = sorted((trainer / "deepspeed").glob("*model_states.pt"))
-    if not shards:
-        raise CheckpointError(f"{checkpoint.path} holds no trainer state")
-    if len(shards) == 1 and not shards[0].name.startswith("zero_pp"):
-        return torch.load(shards[0], map_location="cpu", weights_only=False)["module"]  # our own file
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
-
-    return get_fp32_state_dict_from_zero_checkpoint(str(trainer), tag="deepspeed")
 
 
 def exported(run: Path, name: str) -> Path:

@@ -23,7 +23,7 @@ from typing import Any
 from rl.config.schema import CheckpointConfig
 
 log = logging.getLogger(__name__)
-FORMAT = 1
+FORMAT = 2
 _NAME = re.compile(r"step-(\d{6,})")
 
 

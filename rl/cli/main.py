@@ -15,7 +15,7 @@ from rl.cli.preflight import preflight
 from rl.cli.rollout import evaluate, rollout
 from rl.cli.sandbox import sandbox
 from rl.cli.score import score
-from rl.cli.train import fork, resume, train
+from rl.cli.train import fork, replay, resume, train
 
 app = typer.Typer(
     name="hone",
@@ -31,6 +31,7 @@ app.add_typer(check_app, name="check")
 app.command()(train)
 app.command()(resume)
 app.command()(fork)
+app.command()(replay)
 app.command()(preflight)
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")

@@ -57,18 +57,20 @@ def train(
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="Run directory: runs/NAME.")],
+    place: Annotated[str, typer.Argument(metavar="RUN", help="Run directory runs/NAME, or URL of its copy.")],
     overrides: Overrides = None,
     force: Annotated[bool, typer.Option("--force", help="Accept changed files and settings.")] = False,
 ) -> None:
-    """Continue a run from its newest complete checkpoint.
+    """Continue a run from its newest complete checkpoint; a URL is copied to runs/NAME first.
 
     Example: hone resume runs/arithmetic stop.steps=100
     """
     with reported():
+        from rl.checkpoint.copies import fetch, is_url
         from rl.config import load_resolved
         from rl.tracking.run_directory import RunDirectory
 
+        run = fetch(place) if is_url(place) else Path(place)
         saved = load_resolved(RunDirectory.open(run, lock=False).config_path).config
         if saved.method != "rl":
             need_stack(("torch", "trl"))
@@ -102,6 +104,39 @@ def fork(
         from rl.orchestration.run import Run
 
         train_to_end(lambda: Run.resume(path, quiet=False))
+
+
+def replay(
+    run: Annotated[Path, typer.Argument(help="Run directory: runs/NAME.")],
+    step: Annotated[int, typer.Option("--step", help="The step whose batch was kept.")],
+    overrides: Overrides = None,
+) -> None:
+    """Train once more on a batch that ended a run, and show its metrics and the rows that are not finite.
+
+    Runs keep such a batch in `faults/` when gradients are not finite step after step. Nothing is sampled and
+    nothing is saved; settings can be tried, for example a lower `trainer.max_grad_norm`.
+
+    Example: hone replay runs/arithmetic --step 40 trainer.lr=1e-6
+    """
+    with reported():
+        import asyncio
+
+        from rich.console import Console
+        from rich.table import Table
+
+        need_stack()
+        from rl.orchestration.replay import replay as train_again
+
+        metrics, faults = asyncio.run(train_again(run, step, tuple(overrides or ())))
+        table = Table("metric", "value", title=f"step {step} again", box=None)
+        for name, value in sorted(metrics.items()):
+            table.add_row(name, f"{value:.6g}")
+        console = Console()
+        console.print(table)
+        for fault in faults:
+            console.print(fault, markup=False)
+        if not faults:
+            console.print("every row's log-probs, advantage and weight are finite")
 
 
 def train_to_end(make: Callable[[], Run]) -> None:

@@ -179,6 +179,10 @@ class TrainerConfig:
     threads: int | None = doc(None, "CPU threads of one rank; all cores / ranks when not given.")
     deepspeed: dict[str, Any] = doc({}, "Merged over the DeepSpeed config that Hone writes.")
     timeout_s: float = doc(3600.0, "Longest training phase of one step.")
+    max_skipped_steps: int = doc(
+        5, "End the run after this many steps in a row that made no update, since their gradients were not finite."
+    )
+    max_restarts: int = doc(3, "When a rank dies, start all again from the last checkpoint; this often.")
 
 
 @dataclass
@@ -331,6 +335,9 @@ class CheckpointConfig:
     best_mode: str = doc("max", "Which value of `best` is better.", ("max", "min"))
     keep_best: int = doc(1, "How many of the best are kept.")
     at_end: bool = doc(True, "Save after the last step.")
+    copy_to: str | None = doc(
+        None, "Also copy checkpoints to this folder of runs: `s3://bucket/runs`, `gs://...`, any fsspec URL."
+    )
     background: bool = doc(
         True, "Write the files while training goes on; needs main memory for a copy of model and optimizer."
     )

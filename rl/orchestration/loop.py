@@ -7,8 +7,11 @@ import time
 
 from rl.metrics import rollout_metrics
 from rl.orchestration.collect import Collected, collect
+from rl.orchestration.recovery import recover
+from rl.orchestration.replay import give_up
 from rl.orchestration.session import Session
 from rl.orchestration.stopping import total_updates
+from rl.orchestration.waiting import TrainerDied
 from rl.training.assemble import assemble
 
 
@@ -45,6 +48,8 @@ async def run_step(session: Session) -> dict[str, float]:
         "throughput/tokens_per_second": metrics.get("tokens/generated", 0.0) / (ended - began),
         "policy/version": float(counters.version),
         "rollout/restarts": float(session.pool.restarts),
+        "trainer/restarts": float(session.trainer_restarts),
+        **({"checkpoint/copy_failures": float(session.copy_failures)} if session.copies is not None else {}),
         **{f"data/{name}": value for name, value in session.tasks.metrics().items()},
     }
     counters.seconds += ended - began
@@ -58,7 +63,10 @@ async def run_step(session: Session) -> dict[str, float]:
 async def run_to_end(session: Session) -> str:
     """Steps until a stop rule fires. Returns the rule in words."""
     while (reason := session.stop_reason()) is None:
-        await run_step(session)
+        try:
+            await run_step(session)
+        except TrainerDied as error:
+            await recover(session, error)
     await session.saved()
     if session.config.checkpoint.at_end or session.stop_asked is not None:
         latest = session.store.latest()
@@ -85,7 +93,12 @@ async def _train(session: Session, done: Collected) -> dict[str, float]:
     )
     async with session.phases.train():
         result = await session.trainer.train(batches)
-    return stats | result.means()
+    metrics = stats | result.means()
+    made_none = metrics.get("train/skipped_updates", 0.0) >= metrics.get("train/updates", 0.0) > 0
+    session.skipped_steps = session.skipped_steps + 1 if made_none else 0
+    if session.skipped_steps >= config.trainer.max_skipped_steps:
+        await give_up(session, batches)
+    return metrics
 
 
 async def _after_step(session: Session, metrics: dict[str, float], done: Collected) -> None:

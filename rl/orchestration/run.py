@@ -16,6 +16,7 @@ from rl.config.errors import ConfigError
 from rl.orchestration.loop import run_step, run_to_end
 from rl.orchestration.session import Session
 from rl.orchestration.start import open_session
+from rl.orchestration.waiting import first_cause
 from rl.tracking.progress import Progress
 from rl.tracking.run_directory import RunDirectory
 
@@ -215,13 +216,6 @@ class Run:
             raise
         except BaseExceptionGroup as group:
             raise first_cause(group) from group
-
-
-def first_cause(error: BaseException) -> BaseException:
-    """The first leaf of nested exception groups: the fault that started the others."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _has_stop_rule(session: Session) -> bool:

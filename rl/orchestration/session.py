@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rewards.scorer import Scorer
+from rl.checkpoint.copies import Copies
 from rl.checkpoint.store import Checkpoint, CheckpointStore, write_state
 from rl.config.schema import Config
 from rl.data import TaskStream
@@ -68,6 +69,13 @@ class Session:
     phases: Phases
     counters: Counters
     _saving: asyncio.Task[None] | None = None
+    copies: Copies | None = None
+    copy_failures: int = 0
+    skipped_steps: int = 0
+    """Steps in a row that made no update."""
+    trainer_restarts: int = 0
+    beginning: Mapping[str, Any] = field(default_factory=dict)
+    """The state before the first step."""
     saved_at: float = field(default_factory=time.monotonic)
     save_asked: bool = False
     """SIGUSR1: save after this step and go on."""
@@ -113,6 +121,11 @@ class Session:
         self.counters.version += 1
         await self.trainer.publish(self.version, self.pool)
 
+    async def publish_loaded(self) -> None:
+        """Publishes the weights of a checkpoint, under the number that they had."""
+        self.counters.version = max(0, self.counters.version - 1)
+        await self.publish()
+
     async def evaluate(self) -> dict[str, float]:
         """Held-out metrics at the current weights; samples go to the run directory."""
         if not self.eval_tasks:
@@ -157,6 +170,13 @@ class Session:
         with self.store.discarding(scratch):
             await self.trainer.written()
         await asyncio.to_thread(self.store.commit, scratch, step, value=value)
+        if self.copies is not None:
+            try:
+                await asyncio.to_thread(self.copies.update, self.store)
+            except Exception as error:  # the checkpoint is safe here; the next call sends what is lacking
+                self.copy_failures += 1
+                place = self.config.checkpoint.copy_to
+                log.warning("the checkpoint of step %d was not copied to %s: %s", step, place, error)
 
     async def saved(self, *, wait: bool = True) -> None:
         """Waits for the checkpoint that is being written, if any, and raises what went wrong with it.
@@ -179,9 +199,13 @@ class Session:
     async def load(self, checkpoint: Checkpoint) -> None:
         """Continues from a checkpoint: the trainer's ranks first, then the controller's own state."""
         await self.trainer.load(checkpoint.path / "trainer")
-        state = checkpoint.state()
+        self.load_state(checkpoint.state())
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """The controller's own part of `load`; engines hold older weights until `publish_loaded`."""
+        incarnation = max(self.counters.incarnation, state["counters"]["incarnation"])
         self.counters = Counters(**state["counters"])
-        self.counters.incarnation += 1
+        self.counters.incarnation = incarnation + 1
         self.tasks.load_state_dict(state["tasks"])
         self.planner.load_state_dict(state["planner"])
         self.objective.load_state_dict(state["objective"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import logging
 import os
@@ -19,6 +20,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rewards.scorer import Scorer
+from rl.checkpoint.copies import Copies
 from rl.checkpoint.store import Checkpoint, CheckpointStore, retention
 from rl.config import Resolved
 from rl.config.plugins import load_object
@@ -57,6 +59,8 @@ async def open_session(
             tokenizer = load_tokenizer(config.model)
             tasks = open_training(config, tokenizer)
             held_out = open_eval(config, tokenizer)
+        keeps = retention(config.checkpoint)
+        copies = Copies(config.checkpoint.copy_to, directory.path, keeps) if config.checkpoint.copy_to else None
         scorer = Scorer(config.reward, base_dir=Path.cwd())
         stack.callback(scorer.close)
         if config.reward.check_gold:
@@ -65,11 +69,11 @@ async def open_session(
         with progress.phase("starting Ray"):
             cpus = max(os.cpu_count() or 1, config.trainer.ranks + config.rollout.workers)
             stack.enter_context(cluster(config.ray, logical_cpus=cpus, use_gpus=config.device != "cpu"))
-            gpus = _gpus(config)
+            gpus = count_gpus(config)
             placement = plan_placement(config, gpus=gpus)
-            group = await _reserve(placement, config.ray.start_timeout_s)
+            group = await reserve(placement, config.ray.start_timeout_s)
             stack.callback(remove_placement_group, group)
-        trainer, pool = _actors(config, directory, placement, group, gpus)
+        trainer, pool = make_actors(config, directory, placement, group, gpus)
         stack.push_async_callback(trainer.stop)
         stack.push_async_callback(pool.stop)
         with progress.phase("starting trainer and engines"):
@@ -91,12 +95,14 @@ async def open_session(
             eos=eos_ids(config.model, tokenizer),
             tracker=stack.enter_context(Tracker(directory, config)),
             progress=progress,
-            store=CheckpointStore(directory.checkpoints, retention(config.checkpoint)),
+            store=CheckpointStore(directory.checkpoints, keeps),
             phases=Phases(pool.sleep, pool.wake) if gpus and config.colocate else Phases(),
             counters=Counters(),
+            copies=copies,
         )
         stack.push_async_exit(functools.partial(_finish_saving, session))
         pool.republish = lambda: trainer.publish(session.version, pool)
+        session.beginning = copy.deepcopy(session.state_dict())
         if resume is not None:
             with progress.phase(f"loading {resume.path.name}"):
                 await session.load(resume)
@@ -104,9 +110,8 @@ async def open_session(
             number = session.counters.version
             if config.sync.probe:
                 await probe_weights(session)
-            # A resumed run publishes the weights of its checkpoint again, under the number that they had.
-            session.counters.version = max(0, number - 1)
-            await session.publish()
+            session.counters.version = number
+            await session.publish_loaded()
         yield session
 
 
@@ -120,14 +125,16 @@ async def _finish_saving(session: Session, kind: type[BaseException] | None, *_:
         log.warning("the checkpoint that was being written is lost: %s", error)
 
 
-def _gpus(config: Config) -> int:
+def count_gpus(config: Config) -> int:
+    """GPUs that the run may use, 0 where it is on CPU."""
     available = int(ray.cluster_resources().get("GPU", 0))
     if config.device == "gpu" and not available:
         raise ClusterError("device=gpu, but Ray sees no GPU; `hone doctor` shows what it sees")
     return 0 if config.device == "cpu" else available
 
 
-async def _reserve(placement: Placement, seconds: float) -> Any:
+async def reserve(placement: Placement, seconds: float) -> Any:
+    """The placement group, once the cluster has room for it."""
     lacking = shortfall(placement.bundles, ray.cluster_resources())
     if lacking:
         raise ClusterError(
@@ -143,9 +150,10 @@ async def _reserve(placement: Placement, seconds: float) -> Any:
     return group
 
 
-def _actors(
+def make_actors(
     config: Config, directory: RunDirectory, placement: Placement, group: Any, gpus: int
 ) -> tuple[TrainerGroup, RolloutPool]:
+    """Trainer and engines, not started."""
     cores = os.cpu_count() or 1
     logs = directory.path / "logs"
     logs.mkdir(exist_ok=True)

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from rl.orchestration.pool import RolloutPool
-from rl.orchestration.waiting import wait_all, wait_for
+from rl.orchestration.waiting import TrainerDied, WorkerDied, first_cause, wait_all, wait_for
 from rl.training.batch import StepBatch, StepResult
 from rl.types import PolicyVersion
 
@@ -60,7 +60,7 @@ class TrainerGroup:
             (actor.train.remote(batch), actor, f"trainer rank {rank}")
             for rank, (actor, batch) in enumerate(zip(self.actors, batches, strict=True))
         ]
-        return (await wait_all(calls, seconds=self._timeout, doing="training"))[0]
+        return (await _results(calls, seconds=self._timeout, doing="training"))[0]
 
     async def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[Any]:
         return (await self._all("logprobs", rows, temperature, doing="log-probs", seconds=self._timeout))[0]
@@ -99,6 +99,12 @@ class TrainerGroup:
     async def reset(self) -> None:
         await self._all("reset", doing="going back to the initial weights", seconds=self._timeout)
 
+    async def restart(self) -> None:
+        """New ranks with the initial weights, in the place of all there are."""
+        for actor in self.actors:
+            ray.kill(actor)
+        await self.start()
+
     async def stop(self) -> None:
         """Asks every rank to stop, then kills what does not."""
         calls = [(actor.stop.remote(), actor, f"trainer rank {rank}") for rank, actor in enumerate(self.actors)]
@@ -118,4 +124,23 @@ class TrainerGroup:
             (getattr(actor, method).remote(*args), actor, f"trainer rank {rank}")
             for rank, actor in enumerate(self.actors)
         ]
+        return await _results(calls, seconds=seconds, doing=doing)
+
+
+async def _results(calls: Sequence[tuple[Any, Any, str]], *, seconds: float, doing: str) -> list[Any]:
+    """`wait_all`; a rank's death goes before what it makes of the others, which may only see a broken connection."""
+    try:
         return await wait_all(calls, seconds=seconds, doing=doing)
+    except ExceptionGroup as group:
+        deaths, _ = group.split(WorkerDied)
+        if deaths is None:
+            # A dead rank breaks the connection of the others, and their errors may come first.
+            for _, actor, who in calls:
+                try:
+                    await wait_for(actor.ping.remote(), seconds=10, who=who, doing=doing)
+                except WorkerDied as error:
+                    raise TrainerDied(str(error)) from None
+                except Exception:
+                    continue
+            raise
+        raise TrainerDied(str(first_cause(deaths))) from None

@@ -17,6 +17,17 @@ class WorkerDied(RuntimeError):
     """An actor's process is gone."""
 
 
+class TrainerDied(WorkerDied):
+    """A trainer rank's process is gone, and its state with it."""
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The first leaf of nested exception groups: the fault that started the others."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 async def wait_for(ref: Any, *, seconds: float, who: str, doing: str, actor: Any = None) -> Any:
     """The result of an actor call.
 

@@ -78,6 +78,8 @@ METRICS: dict[str, str] = {
     "time/step": "Seconds of the whole step.",
     "throughput/tokens_per_second": "Sampled tokens over the seconds of the whole step.",
     "rollout/restarts": "Rollout workers restarted since the run began.",
+    "checkpoint/copy_failures": "Checkpoints that could not be copied to `checkpoint.copy_to` when they were made.",
+    "trainer/restarts": "Times that all trainer ranks were started again, since the process began.",
     "eval/accuracy": "Held-out outcome, or reward where no outcome is named, over all sources.",
     "eval/SOURCE/accuracy": "The same for one source.",
     "eval/SOURCE/tokens_mean": "Mean number of sampled tokens of a held-out trajectory.",

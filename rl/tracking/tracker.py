@@ -35,7 +35,7 @@ class Tracker:
 
     def __init__(self, directory: RunDirectory, config: Config) -> None:
         self.directory = directory
-        self._config = config.tracking
+        self._all, self._config = config, config.tracking
         self.failures: dict[str, int] = {}
         """Failed calls by sink."""
         self._closed = False
@@ -66,6 +66,15 @@ class Tracker:
         rows = sample_rows(step, bundles, purpose, self._config.rollouts_per_step)
         prefix = "step" if purpose == "train" else purpose
         write_atomic(self.directory.path / "rollouts" / f"{prefix}_{step:06d}.jsonl", "".join(map(line, rows)))
+
+    def rewind(self, step: int) -> None:
+        """The run goes on from ``step``: later lines are put aside, and sinks are opened again as by a resume."""
+        self._file.close()
+        for sink in self._sinks:
+            self._guarded(sink.name, lambda sink=sink: sink.close({}, failed=False))  # type: ignore[misc]
+        self.directory.trim_metrics(step)
+        self._sinks = open_sinks(self.directory, self._all)
+        self._file = open(self.directory.metrics_path, "a", encoding="utf-8")  # noqa: SIM115
 
     def close(self, summary: Mapping[str, Any] | None = None, *, failed: bool = False) -> None:
         """Draws the last plots and ends the sinks. Idempotent."""

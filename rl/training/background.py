@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -11,15 +11,19 @@ from torch import Tensor
 
 
 class BackgroundWriter:
-    """Writes objects with `torch.save`, one after another."""
+    """Writes files, one after another."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending: list[Future[None]] = []
+        self._pending: list[Future[object]] = []
 
     def save(self, state: Any, path: str) -> None:
         """Returns as soon as ``state`` has been copied; `wait` says whether it was written."""
-        self._pending.append(self._thread.submit(torch.save, snapshot(state), path))
+        self.call(torch.save, snapshot(state), path)
+
+    def call(self, write: Callable[..., object], *arguments: Any) -> None:
+        """Has the thread call ``write``; what it is given must not change any more."""
+        self._pending.append(self._thread.submit(write, *arguments))
 
     def wait(self) -> None:
         """Until all is written.
@@ -64,14 +68,3 @@ def _like(mapping: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
         return type(mapping)(made)  # type: ignore[call-arg]
     except TypeError:
         return made
-
-
-def use_for_checkpoints(engine: Any, writer: BackgroundWriter) -> None:
-    """Makes a DeepSpeed engine write its checkpoint files through ``writer``."""
-    from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
-
-    class Background(TorchCheckpointEngine):  # type: ignore[misc]
-        def save(self, state_dict: Any, path: str) -> None:
-            writer.save(state_dict, path)
-
-    engine.checkpoint_engine = Background()

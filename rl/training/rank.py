@@ -19,17 +19,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 from torch import Tensor
 
 from rl.config.errors import ConfigError
 from rl.config.schema import Config, LoraConfig, ModelConfig
 from rl.objectives.base import Objective
 from rl.packing import pack
-from rl.training.background import BackgroundWriter, use_for_checkpoints
+from rl.training.background import BackgroundWriter
 from rl.training.batch import StepBatch, StepResult
 from rl.training.model import PolicyModule, adapters_off, load_model
 from rl.training.optim import learning_rate, make_optimizer
 from rl.training.packed import pack_tokens
+from rl.training.state import collect, step_count
+from rl.training.state import restore as restore_state
 from rl.training.step import Micro, run_step
 from rl.training.weights import Clones, mix_into, named_weights, perturb, probe_noise, restore, weights_meta
 
@@ -165,24 +168,26 @@ class TrainerRank:
         self._clones = None
 
     def save(self, folder: str) -> None:
-        """Model, optimizer, schedule, objective and random state of this rank. Collective.
+        """Weights, optimizer, schedule, objective and random state. Collective.
 
         Returns when all has been copied; `written` waits for the files.
         """
         self._phase = "saving"
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        self._engine.save_checkpoint(folder, tag="deepspeed", exclude_frozen_parameters=False)
-        state = {
-            "updates": self.updates,
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        shared = {"optimizer_steps": step_count(self._engine), "updates": self.updates}
+        tensors = collect(self._engine, self._config.trainer.zero_stage, self._rank, self._world_size)
+        self._writer.call(save_file, tensors, place / f"state-{self._rank:05d}.safetensors")
+        state = shared | {
             "objective": self.objective.state_dict(),
             "torch": torch.get_rng_state(),
             "numpy": np.random.get_state(),
             "python": random.getstate(),
         }
-        self._writer.save(state, str(Path(folder) / f"rank{self._rank}.pt"))
+        self._writer.save(state, str(place / f"rank{self._rank}.pt"))
         if self._moves_reference and self._rank == 0:
             assert self._reference is not None
-            self._writer.save(self._reference.state_dict(), str(Path(folder) / "reference.pt"))
+            self._writer.save(self._reference.state_dict(), str(place / "reference.pt"))
         self._phase = "idle"
 
     def written(self) -> None:
@@ -190,24 +195,27 @@ class TrainerRank:
         self._writer.wait()
 
     def load(self, folder: str) -> None:
-        """Continues from `save`. Collective.
+        """Continues from `save`, of any number of ranks and ZeRO stage. Collective.
 
         Raises:
-            FileNotFoundError: there is nothing to load, which DeepSpeed alone would only warn about.
+            FileNotFoundError: there is nothing to load.
         """
-        path, _ = self._engine.load_checkpoint(folder, tag="deepspeed")
-        file = Path(folder) / f"rank{self._rank}.pt"
-        if path is None or not file.is_file():
-            raise FileNotFoundError(f"{folder} holds no trainer state for rank {self._rank} of {self._world_size}")
+        place = Path(folder)
+        mine = place / f"rank{self._rank}.pt"
+        file = mine if mine.is_file() else place / "rank0.pt"
+        if not file.is_file():
+            raise FileNotFoundError(f"{folder} holds no trainer state")
         state = torch.load(file, weights_only=False)  # our own file, of this run
+        restore_state(self._engine, self._config.trainer.zero_stage, place, state["optimizer_steps"])
         self.updates = state["updates"]
         self.objective.load_state_dict(state["objective"])
-        torch.set_rng_state(state["torch"])
-        np.random.set_state(state["numpy"])
-        random.setstate(state["python"])
+        if file == mine:
+            torch.set_rng_state(state["torch"])
+            np.random.set_state(state["numpy"])
+            random.setstate(state["python"])
         if self._moves_reference:
             assert self._reference is not None
-            self._reference.load_state_dict(torch.load(Path(folder) / "reference.pt", map_location=self.device))
+            self._reference.load_state_dict(torch.load(place / "reference.pt", map_location=self.device))
 
     def reset(self) -> None:
         """Back to the initial weights, with a fresh optimizer and schedule. Collective."""
@@ -242,7 +250,6 @@ class TrainerRank:
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=policy, optimizer=optimizer, config=self._deepspeed_config()
         )
-        use_for_checkpoints(self._engine, self._writer)
         if self._world_size == 1 and config.trainer.zero_stage == 0:
             self._engine.enable_backward_allreduce = False  # would copy every gradient twice, to sum it over one rank
         # Runs after gradients have been reduced, just before they are used.

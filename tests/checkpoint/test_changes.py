@@ -32,8 +32,8 @@ def test_what_the_state_is_about_needs_force(override: str) -> None:
 
 
 def test_what_the_files_are_bound_to_is_refused_even_then() -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.zero_stage: 0 -> 1"):
-        refuse(changes("trainer.zero_stage=1"), [], force=True)
+    with pytest.raises(ConfigError, match="method: 'rl' -> 'sft'"):
+        refuse(changes("method=sft"), [], force=True)
 
 
 def test_changed_and_missing_files_are_found(tmp_path: Path) -> None:

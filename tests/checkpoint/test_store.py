@@ -77,7 +77,7 @@ def test_another_format_is_refused_by_name(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     save(store, 1)
     manifest = tmp_path / "step-000001" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 99'))
+    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 99'))
     with pytest.raises(CheckpointError, match="format 99"):
         store.latest()
 

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.stack.runs import command, environment, hone, make_recipe, metrics
+from rl.training.state import read_weights
+from tests.stack.runs import command, environment, hone, make_recipe, metrics, without_times
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 
@@ -145,12 +147,36 @@ def test_a_killed_engine_is_replaced_and_counted(tmp_path: Path, start: Start) -
 
 
 def test_a_killed_trainer_ends_the_run_with_a_message(tmp_path: Path, start: Start) -> None:
-    started = start(tmp_path, str(make_recipe(tmp_path)), "rollout.engine=hf", "stop.steps=1000")
+    recipe = str(make_recipe(tmp_path))
+    started = start(tmp_path, recipe, "rollout.engine=hf", "stop.steps=1000", "trainer.max_restarts=0")
     started.wait_for_step(2)
     os.kill(started.worker("trainer-0"), signal.SIGKILL)
     text = started.end()
     assert started.process.returncode != 0
     assert "trainer rank 0" in text
+    assert wait_for_none(started.mark) == []
+
+
+def test_a_killed_trainer_goes_on_from_the_checkpoint_as_if_nothing_had_been(tmp_path: Path, start: Start) -> None:
+    settings = ["rollout.engine=hf", "deterministic=true", "samples_per_task=4", "tasks_per_step=2", "stop.steps=9"]
+    settings += ["checkpoint.every=4", "checkpoint.keep=9"]
+    recipe = str(make_recipe(tmp_path))
+    started = start(tmp_path, recipe, *settings)
+    started.wait_for_step(5)
+    os.kill(started.worker("trainer-0"), signal.SIGKILL)
+    text = started.end(500)
+    assert started.process.returncode == 0, text[-3000:]
+    hone(tmp_path, "train", recipe, "name=straight", *settings)
+    found, wanted = ([dict(r) for r in without_times(metrics(tmp_path / "runs" / n))] for n in ("tiny", "straight"))
+    assert found[-1].pop("trainer/restarts") == 1 and wanted[-1].pop("trainer/restarts") == 0
+    assert [row["step"] for row in found] == list(range(10))
+    for a, b in zip(found, wanted, strict=True):
+        assert {k: v for k, v in a.items() if k != "trainer/restarts"} == {
+            k: v for k, v in b.items() if k != "trainer/restarts"
+        }
+    last = Path("checkpoints", "step-000009", "trainer")
+    a, b = (read_weights(tmp_path / "runs" / name / last) for name in ("tiny", "straight"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
     assert wait_for_none(started.mark) == []
 
 
@@ -161,3 +187,29 @@ def test_a_reward_that_raises_ends_the_run_with_its_name(tmp_path: Path) -> None
     assert done.returncode != 0
     assert "letters" in done.stdout + done.stderr
     assert "ZeroDivisionError" in done.stdout + done.stderr
+
+
+EXPLODES = '''
+from rl.objectives.base import TokenLoss
+
+def explode(batch):
+    """A loss that is infinite from the second step on."""
+    scale = float("inf") if batch.step > 1 else 1.0
+    return TokenLoss(loss=-batch.advantages * batch.logprobs * scale)
+'''
+
+
+def test_gradients_that_stay_infinite_end_the_run_and_the_batch_can_be_replayed(tmp_path: Path) -> None:
+    recipe = str(make_recipe(tmp_path))
+    (tmp_path / "loss.py").write_text(EXPLODES)
+    settings = ["rollout.engine=hf", "samples_per_task=4", "tasks_per_step=2", "trainer.max_skipped_steps=2"]
+    settings += ["algorithm.policy_loss=loss.py:explode", "stop.steps=9", "eval.at_start=false"]
+    done = hone(tmp_path, "train", recipe, *settings, check=False)
+    assert done.returncode == 1 and "hone replay" in done.stderr and "Traceback" not in done.stderr
+    run = tmp_path / "runs" / "tiny"
+    assert [row["step"] for row in metrics(run)] == [1, 2]
+    assert metrics(run)[1]["train/skipped_updates"] == 1
+    again = hone(tmp_path, "replay", "runs/tiny", "--step", "3")
+    assert "train/skipped_updates" in again.stdout and "every row" in again.stdout
+    assert hone(tmp_path, "replay", "runs/tiny", "--step", "2", check=False).returncode == 2
+    assert [row["step"] for row in metrics(run)] == [1, 2]

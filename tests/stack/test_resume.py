@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from rl.training.state import read_weights
 from tests.stack.runs import hone, make_recipe, metrics, without_times
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
@@ -15,8 +17,7 @@ EXACT = ("deterministic=true", "rollout.engine=hf", "eval.at_start=false", "sync
 
 
 def trained_weights(run: Path, step: int) -> dict[str, torch.Tensor]:
-    (file,) = (run / "checkpoints" / f"step-{step:06d}").rglob("mp_rank_00_model_states.pt")
-    return torch.load(file, weights_only=False)["module"]
+    return read_weights(run / "checkpoints" / f"step-{step:06d}" / "trainer")
 
 
 SAGE = ("algorithm=sage", "algorithm.reference_every=3", "algorithm.reference_mix=0.6")
@@ -35,8 +36,10 @@ def test_a_resumed_run_is_the_run(tmp_path: Path, engine: str, algorithm: tuple[
     recipe = str(make_recipe(tmp_path))
     settings = [*EXACT, f"rollout.engine={engine}", "samples_per_task=4", "updates_per_step=2", *algorithm]
     hone(tmp_path, "train", recipe, "name=straight", *settings, "stop.steps=4")
-    hone(tmp_path, "train", recipe, "name=parts", *settings, "stop.steps=2")
-    hone(tmp_path, "resume", "runs/parts", "stop.steps=4")
+    copies = f"file://{tmp_path}/copies"
+    hone(tmp_path, "train", recipe, "name=parts", *settings, "stop.steps=2", f"checkpoint.copy_to={copies}")
+    shutil.rmtree(tmp_path / "runs" / "parts")  # the machine is gone
+    hone(tmp_path, "resume", f"{copies}/parts", "stop.steps=4")
     straight, parts = tmp_path / "runs" / "straight", tmp_path / "runs" / "parts"
     expected = {row["step"]: row for row in without_times(metrics(straight))}
     found = {row["step"]: row for row in without_times(metrics(parts))}

@@ -71,6 +71,21 @@ def test_the_result_is_that_of_one_rank_and_one_micro_batch(
     assert found["weights"] == pytest.approx(expected["weights"], rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((1, 0), (2, 3)), ((2, 3), (2, 2)), ((2, 2), (1, 0)), pytest.param((2, 1), (2, 3), marks=pytest.mark.slow)],
+)
+def test_a_checkpoint_goes_on_with_other_ranks_and_another_stage(
+    model: Path, expected: dict, tmp_path: Path, before: tuple[int, int], after: tuple[int, int]
+) -> None:
+    state, out = tmp_path / "state", tmp_path / "r.json"
+    first = run(model, out, f"save={state}", world=before[0], stage=before[1], layout="whole")
+    second = run(model, out, f"load={state}", world=after[0], stage=after[1], layout="whole")
+    for one, other in zip(expected["steps"], first["steps"] + second["steps"], strict=True):
+        assert other == pytest.approx(one, rel=1e-4)
+    assert second["weights"] == pytest.approx(expected["weights"], rel=1e-5)
+
+
 FAMILY = {
     "values": ["algorithm.advantage=raw", "algorithm.token_advantage=gae", "algorithm.value_clip=0.2"],
     "teacher": ["algorithm.advantage=none", "algorithm.token_advantage=distill", "algorithm.policy_loss=reinforce"],

@@ -36,6 +36,8 @@ def main(model: str, out: str, rank: int, world: int, port: int, stage: int, lay
     overrides = [f"model.path={model}", "trainer.dtype=float32", "rollout.dtype=float32", "device=cpu"]
     overrides += ["trainer.lr=1e-3", "prompt.max_tokens=64", "rollout.max_response_tokens=64"]
     overrides += [f"trainer.zero_stage={stage}", f"trainer.ranks={world}"]
+    places = dict(s.split("=", 1) for s in settings if s.startswith(("save=", "load=")))
+    settings = [s for s in settings if not s.startswith(("save=", "load="))]
     config = load(None, [*overrides, *settings]).config
     objective = build(config.algorithm, max_response_tokens=64)
     trainer = TrainerRank(
@@ -55,8 +57,13 @@ def main(model: str, out: str, rank: int, world: int, port: int, stage: int, lay
     if layout == "uneven" and rank == 0:
         bins.append([])
     results = []
-    for step in (1, 2):
+    if "load" in places:
+        trainer.load(places["load"])
+    for step in (1,) if "save" in places else (2,) if "load" in places else (1, 2):
         results.append(trainer.train(StepBatch(step, mine, [UpdatePlan(bins, counts)], groups=2)).means())
+    if "save" in places:
+        trainer.save(places["save"])
+        trainer.written()
     total = {name: float(t.double().abs().sum()) for name, t in trainer.weights()}
     if rank == 0:
         kept = ("train/loss", "train/grad_norm", "policy/", "train/updates", "value/", "guide/")
