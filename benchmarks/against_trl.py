@@ -41,7 +41,7 @@ def main() -> None:
 
 def write_tasks(folder: Path) -> list[str]:
     rng = random.Random(0)
-    prompts = [f"What is {rng.randint(10, 99)} + {rng.randint(10, 99)}?" for _ in range(256)]
+    prompts = [f"State the final answer. What is {rng.randint(10, 99)} + {rng.randint(10, 99)}?" for _ in range(256)]
     unique = list(dict.fromkeys(prompts))
     (folder / "tasks.jsonl").write_text("".join(json.dumps({"prompt": p, "answer": ""}) + "\n" for p in unique))
     (folder / "reward.py").write_text(REWARD)

@@ -27,6 +27,8 @@ ODDS = (40, 28, 12, 8, 5, 4, 2, 1)
 """Per cent of the start model's answers, from the commonest way of a room to its rarest."""
 RIGHT = (1, 3, 4, 6)
 """Ranks of the right ways."""
+TIMES, HELD_OUT = ("today", "tomorrow", "soon"), "now"
+"""How a room is asked for in training and in evaluation: no evaluation question is ever trained."""
 ARMS = {
     "no KL": ["algorithm.guide=null", "algorithm.kl_coef=0"],
     "GRPO-KL": ["algorithm.guide=null"],
@@ -86,15 +88,21 @@ def answers(room: int) -> list[str]:
 def make(folder: Path) -> None:
     """Task files and the start model; what is there already is kept."""
     folder.mkdir(parents=True, exist_ok=True)
-    tuning, train, each = [], [], []
+    tuning: list[dict[str, Any]] = []
+    train: list[dict[str, Any]] = []
+    held_out: list[dict[str, Any]] = []
+    each: list[dict[str, Any]] = []
     for room in range(ROOMS):
-        prompt, said = f"room{room}", answers(room)
+        said = answers(room)
         right = [said[rank] for rank in RIGHT]
-        train.append({"prompt": prompt, "answers": right})
-        each += [{"prompt": prompt, "answers": [answer]} for answer in right]
-        for answer, odds in zip(said, ODDS, strict=True):
-            tuning += [{"prompt": prompt, "completion": answer, "copy": copy} for copy in range(odds)]
-    for name, rows in (("tuning", tuning), ("train", train), ("each", each)):
+        train += [{"prompt": f"room{room} {time}", "answers": right} for time in TIMES]
+        held_out.append({"prompt": f"room{room} {HELD_OUT}", "answers": right})
+        each += [{"prompt": f"room{room} {HELD_OUT}", "answers": [answer]} for answer in right]
+        for time in (*TIMES, HELD_OUT):
+            for answer, odds in zip(said, ODDS, strict=True):
+                row = {"prompt": f"room{room} {time}", "completion": answer}
+                tuning += [row | {"copy": copy} for copy in range(odds)]
+    for name, rows in (("tuning", tuning), ("train", train), ("any", held_out), ("each", each)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if not (folder / "blank" / "config.json").is_file():
         save_model(folder / "blank")
@@ -109,7 +117,7 @@ def save_model(folder: Path) -> None:
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     special = ["<pad>", "<end>", "<ask>", "<answer>", "<unknown>"]
-    words = [*special, *(f"room{i}" for i in range(ROOMS)), *WAYS, *(f"key{i}" for i in range(KEYS))]
+    words = [*special, *(f"room{i}" for i in range(ROOMS)), *TIMES, HELD_OUT, *WAYS, *(f"key{i}" for i in range(KEYS))]
     raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unknown>"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
-from ray.util.placement_group import remove_placement_group
 
 from rl.checkpoint.store import CheckpointStore
 from rl.config import load_resolved
 from rl.config.errors import ConfigError
-from rl.orchestration.cluster import cluster
-from rl.orchestration.placement import plan_placement
 from rl.tracking.run_directory import RunDirectory
 from rl.training.batch import StepBatch
 
@@ -56,7 +52,7 @@ async def replay(run: Path, step: int, overrides: tuple[str, ...] = ()) -> tuple
     Raises:
         ConfigError: no batch was kept for the step; names those that were.
     """
-    from rl.orchestration.start import count_gpus, make_actors, reserve
+    from rl.orchestration.start import place_actors
 
     opened = RunDirectory.open(run, lock=False)
     path = _kept(opened.path, step)
@@ -68,14 +64,7 @@ async def replay(run: Path, step: int, overrides: tuple[str, ...] = ()) -> tuple
     config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, workers=0))
     whole = [c for c in CheckpointStore(opened.checkpoints).complete() if c.step <= step]
     async with contextlib.AsyncExitStack() as stack:
-        cpus = max(os.cpu_count() or 1, config.trainer.ranks)
-        stack.enter_context(cluster(config.ray, logical_cpus=cpus, use_gpus=config.device != "cpu"))
-        gpus = count_gpus(config)
-        placement = plan_placement(config, gpus=gpus)
-        group = await reserve(placement, config.ray.start_timeout_s)
-        stack.callback(remove_placement_group, group)
-        trainer, _ = make_actors(config, opened, placement, group, gpus)
-        stack.push_async_callback(trainer.stop)
+        trainer, *_ = await place_actors(stack, config, opened)
         await trainer.start()
         if whole:
             await trainer.load(whole[-1].path / "trainer")

@@ -67,15 +67,7 @@ async def open_session(
             with progress.phase("checking rewards on gold answers"):
                 await scorer.check_gold(tasks.peek(config.reward.check_gold), config.reward.gold_column)
         with progress.phase("starting Ray"):
-            cpus = max(os.cpu_count() or 1, config.trainer.ranks + config.rollout.workers)
-            stack.enter_context(cluster(config.ray, logical_cpus=cpus, use_gpus=config.device != "cpu"))
-            gpus = count_gpus(config)
-            placement = plan_placement(config, gpus=gpus)
-            group = await reserve(placement, config.ray.start_timeout_s)
-            stack.callback(remove_placement_group, group)
-        trainer, pool = make_actors(config, directory, placement, group, gpus)
-        stack.push_async_callback(trainer.stop)
-        stack.push_async_callback(pool.stop)
+            trainer, pool, placement, gpus = await place_actors(stack, config, directory)
         with progress.phase("starting trainer and engines"):
             if placement.engine_gpus or not gpus:
                 await asyncio.gather(trainer.start(), pool.start())
@@ -125,7 +117,23 @@ async def _finish_saving(session: Session, kind: type[BaseException] | None, *_:
         log.warning("the checkpoint that was being written is lost: %s", error)
 
 
-def count_gpus(config: Config) -> int:
+async def place_actors(
+    stack: contextlib.AsyncExitStack, config: Config, directory: RunDirectory
+) -> tuple[TrainerGroup, RolloutPool, Placement, int]:
+    """Ray, room for the actors, and these, not started; all ends with ``stack``. Also the number of GPUs."""
+    cpus = max(os.cpu_count() or 1, config.trainer.ranks + config.rollout.workers)
+    stack.enter_context(cluster(config.ray, logical_cpus=cpus, use_gpus=config.device != "cpu"))
+    gpus = _gpus(config)
+    placement = plan_placement(config, gpus=gpus)
+    group = await _reserve(placement, config.ray.start_timeout_s)
+    stack.callback(remove_placement_group, group)
+    trainer, pool = _make_actors(config, directory, placement, group, gpus)
+    stack.push_async_callback(trainer.stop)
+    stack.push_async_callback(pool.stop)
+    return trainer, pool, placement, gpus
+
+
+def _gpus(config: Config) -> int:
     """GPUs that the run may use, 0 where it is on CPU."""
     available = int(ray.cluster_resources().get("GPU", 0))
     if config.device == "gpu" and not available:
@@ -133,7 +141,7 @@ def count_gpus(config: Config) -> int:
     return 0 if config.device == "cpu" else available
 
 
-async def reserve(placement: Placement, seconds: float) -> Any:
+async def _reserve(placement: Placement, seconds: float) -> Any:
     """The placement group, once the cluster has room for it."""
     lacking = shortfall(placement.bundles, ray.cluster_resources())
     if lacking:
@@ -150,7 +158,7 @@ async def reserve(placement: Placement, seconds: float) -> Any:
     return group
 
 
-def make_actors(
+def _make_actors(
     config: Config, directory: RunDirectory, placement: Placement, group: Any, gpus: int
 ) -> tuple[TrainerGroup, RolloutPool]:
     """Trainer and engines, not started."""

@@ -135,7 +135,14 @@ def test_the_command_serves_who_has_the_token(monkeypatch: pytest.MonkeyPatch) -
         [*command, "--host", "0.0.0.0"], capture_output=True, text=True, timeout=60, env=os.environ
     )
     assert open_to_all.returncode == 2 and TOKEN_VARIABLE in open_to_all.stderr
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {TOKEN_VARIABLE: "abc"})
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {TOKEN_VARIABLE: "abc"},
+        # Under a shell that runs things in the background SIGINT is ignored, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         assert process.stdout is not None
         url = process.stdout.readline().split()[2].rstrip(",")
