@@ -48,7 +48,7 @@ async def check_environment(make: Callable[[], Environment], task: Task, *, epis
     problems += _observation_problems(first)
     problems += await _siblings(make, task, first)
     problems += await _closing(make, task)
-    async with _Heartbeat() as heart:
+    async with Heartbeat() as heart:
         for number in range(episodes):
             problems += await _episode(make, task, number)
     if heart.longest > BLOCK_S:
@@ -248,12 +248,12 @@ class _Watched:
         await self._env.close()
 
 
-class _Heartbeat:
+class Heartbeat:
     """The longest pause of the event loop."""
 
     longest = 0.0
 
-    async def __aenter__(self) -> _Heartbeat:
+    async def __aenter__(self) -> Heartbeat:
         self._job = asyncio.create_task(self._beat())
         return self
 

@@ -15,7 +15,7 @@ import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from rl.types import Task
 
@@ -36,6 +36,11 @@ class Program(Protocol):
         ...
 
 
+def is_program(made: object) -> TypeGuard[Program]:
+    """Whether it owns its loop (`run`) instead of taking turns (`reset`, `step`)."""
+    return hasattr(made, "run") and not hasattr(made, "step")
+
+
 class CommandProgram:
     """A program started as a command, for agents and frameworks of any kind.
 
@@ -45,12 +50,14 @@ class CommandProgram:
     process but `PATH`, `HOME` and those in `pass_env`; it is killed with its children at the deadline.
 
     Args:
-        command: program and arguments.
+        command: program and arguments; those that name a file here are given as absolute paths.
         pass_env: further variables it gets.
     """
 
     def __init__(self, command: Sequence[str], *, pass_env: Sequence[str] = ()) -> None:
-        self._command = list(command)
+        if isinstance(command, str) or not command:
+            raise ValueError("command is a list, for example [python, agent.py]")
+        self._command = [str(Path(part).resolve()) if Path(part).is_file() else part for part in command]
         self._pass_env = list(pass_env)
         self._process: asyncio.subprocess.Process | None = None
 

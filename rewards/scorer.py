@@ -27,6 +27,9 @@ from rl.types import Bundle, Finish, Task, Trajectory
 
 log = logging.getLogger(__name__)
 
+FROM_ENVIRONMENT = "environment"
+"""As a reward's `fn`: the value is what the environment gave under that name."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Reward:
@@ -38,13 +41,16 @@ class _Reward:
 class Scorer:
     """Fills ``rewards``, ``reward`` and ``outcome`` of trajectories.
 
-    Rewards that the environment gave are kept: they count with the weight of the function of that
-    name, or 1.
+    Rewards that the environment gave are kept and count with weight 1, or with that of the entry of
+    their name whose function is `environment`; what such an entry names and the environment did not
+    give is 0.
     """
 
     def __init__(self, reward: RewardConfig, *, base_dir: Path) -> None:
         self._config, self._base_dir = reward, base_dir
-        self._rewards = [_Reward(name, load_reward(spec.fn, base_dir), spec) for name, spec in reward.functions.items()]
+        own = {name: spec for name, spec in reward.functions.items() if spec.fn != FROM_ENVIRONMENT}
+        self._rewards = [_Reward(name, load_reward(spec.fn, base_dir), spec) for name, spec in own.items()]
+        self._given = [name for name in reward.functions if name not in own]
         self._pool = ScoringPool(max(1, reward.workers), memory_mb=reward.memory_mb or 0)
         self._threads = ThreadPoolExecutor(max_workers=max(2, reward.workers), thread_name_prefix="reward")
         self.counters: Counter[str] = Counter()
@@ -62,6 +68,10 @@ class Scorer:
                 for trajectory, score in zip(members, scores, strict=True):
                     trajectory.rewards[reward.name] = score
         for trajectory in members:
+            for name in self._given:
+                if name not in trajectory.rewards and (bundle.task.rewards is None or name in bundle.task.rewards):
+                    trajectory.rewards[name] = 0.0
+                    self.counters[f"{name}/not_given"] += 1
             self._total(trajectory)
 
     async def check_gold(self, tasks: Sequence[Task], column: str) -> None:
@@ -88,7 +98,8 @@ class Scorer:
     def take_metrics(self) -> dict[str, float]:
         """Failures since the last call, by reward, and what a reward counts itself in ``counters``."""
         out = {f"reward/{name}": float(count) for name, count in self.counters.items()}
-        out |= {f"reward/{r.name}/weight": self._weight(r) for r in self._rewards if r.config.weight_steps}
+        functions = self._config.functions.items()
+        out |= {f"reward/{name}/weight": self._weight(spec) for name, spec in functions if spec.weight_steps}
         self.counters.clear()
         for reward in self._rewards:
             own = getattr(reward.fn, "counters", None)
@@ -146,15 +157,14 @@ class Scorer:
             ) from error
         return checked(reward.fn, scores, len(members))
 
-    def _weight(self, reward: _Reward) -> float:
-        config = reward.config
+    def _weight(self, config: RewardFunctionConfig) -> float:
         if config.weight_end is None:
             return config.weight
         done = min(1.0, (self.step - 1) / config.weight_steps)
         return config.weight + (config.weight_end - config.weight) * done
 
     def _total(self, trajectory: Trajectory) -> None:
-        weights = {r.name: self._weight(r) for r in self._rewards}
+        weights = {name: self._weight(spec) for name, spec in self._config.functions.items()}
         scored = {name: value for name, value in trajectory.rewards.items() if value is not None}
         trajectory.reward = sum(weights.get(n, 1.0) * v for n, v in scored.items()) if scored else None
         if self._config.outcome is not None:

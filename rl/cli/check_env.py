@@ -11,7 +11,6 @@ import typer
 from rl.cli.report import reported
 
 if TYPE_CHECKING:
-    from envs.base import Environment
     from rl.types import Task
 
 Name = Annotated[str, typer.Argument(help="Registry name, `package.module:Class` or `path/file.py:Class`.")]
@@ -30,7 +29,11 @@ def check_env(
 ) -> None:
     """Play scripted and random episodes and report every broken promise.
 
-    Example: hone check env my_env.py:Maze size=5 --tasks mazes.jsonl
+    A program that owns its loop is run against an endpoint that says the same each time.
+
+    Examples:
+        hone check env my_env.py:Maze size=5 --tasks mazes.jsonl
+        hone check env command command=[python,agent.py] --tasks mazes.jsonl
     """
     import asyncio
 
@@ -38,28 +41,30 @@ def check_env(
     from rich.markup import escape
 
     from envs.checking import check_environment
+    from envs.checking_program import check_program
+    from envs.program import is_program
 
     console = Console(soft_wrap=True)
     with reported():
         make, found = open_environment(environment, options, tasks, first)
         problems = []
         for task in found:
-            for problem in asyncio.run(check_environment(make, task, episodes=number)):
+            made = make()
+            check = check_program(make, task) if is_program(made) else check_environment(make, task, episodes=number)
+            for problem in asyncio.run(check):
                 problems.append(problem)
                 where = f"[dim](task {escape(task.task_id)})[/dim]"
                 console.print(f"[red]{escape(problem.where)}[/red]: {escape(problem.what)} {where}")
     if problems:
         console.print(f"{len(problems)} problems")
         raise typer.Exit(1)
-    console.print(
-        f"[green]{escape(environment)}[/green] keeps the contract on {len(found)} tasks, {number} episodes each"
-    )
+    console.print(f"[green]{escape(environment)}[/green] keeps the contract on {len(found)} tasks")
 
 
 def open_environment(
     name: str, options: list[str] | None, tasks: Path | None, first: int
-) -> tuple[Callable[[], Environment], list[Task]]:
-    """The environment's factory and the tasks to play.
+) -> tuple[Callable[[], Any], list[Task]]:
+    """The factory of an environment or a program, and the tasks to play.
 
     Raises:
         ConfigError: unknown environment or option, or no tasks.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,9 +43,16 @@ def play(
 
     from envs.episode import play_all, read_traces
     from envs.episode import replay as replay_trace
+    from envs.program import is_program
+    from rl.config.errors import ConfigError
 
     with reported():
         make, found = open_environment(environment, options, tasks, number if replay is None else 10**9)
+        if is_program(make()):
+            if endpoint is None or replay is not None:
+                raise ConfigError(f"{environment} owns its loop: give it a model with --endpoint; it is not replayed")
+            summarise(asyncio.run(_run_programs(make, found, endpoint, concurrency)))
+            return
         if replay is not None:
             by_id = {t.task_id: t for t in found}
             wrong = 0
@@ -69,6 +76,32 @@ def play(
             for made in traces:
                 made.append_to(trace)
         summarise(traces)
+
+
+async def _run_programs(make: Callable[[], Any], tasks: Sequence[Any], url: str, concurrency: int) -> list[Any]:
+    """One episode a task; what was said stays with the endpoint, the traces hold rewards and failures."""
+    import asyncio
+    import time
+
+    from envs.episode import Trace
+
+    gate = asyncio.Semaphore(concurrency)
+
+    async def one(task: Any) -> Trace:
+        trace, program, seconds = Trace(task.task_id, 0, list(task.messages)), make(), 600.0
+        async with gate:
+            try:
+                run = program.run(task, base_url=url, seed=0, deadline=time.monotonic() + seconds)
+                rewards = await asyncio.wait_for(run, seconds)
+                trace.results.append({"rewards": dict(rewards), "info": {}, "messages": []})
+                trace.finish = "done"
+            except Exception as error:  # user code: its failure ends this episode only
+                trace.finish, trace.error = "env_error", f"{type(error).__name__}: {error}"
+            finally:
+                await program.close()
+        return trace
+
+    return await asyncio.gather(*(one(t) for t in tasks))
 
 
 def summarise(traces: Sequence[Any]) -> None:

@@ -117,7 +117,7 @@ async def _sample(
             )
     finally:
         scorer.close()
-        await worker.engine.stop()
+        await worker.stop()
 
 
 def _write(path: Path | None, bundles: list[Bundle]) -> None:

@@ -262,7 +262,9 @@ class AlgorithmConfig:
 class RewardFunctionConfig:
     """One named reward."""
 
-    fn: str = doc("", "Registry name, `package.module:attr` or `path/file.py:attr`.")
+    fn: str = doc(
+        "", "Registry name, `package.module:attr`, `path/file.py:attr`, or `environment`: its own reward of this name."
+    )
     weight: float = doc(1.0, "Weight in the total.")
     weight_end: float | None = doc(None, "Weight from step `weight_steps` on, reached in a line from `weight`.")
     weight_steps: int = doc(0, "Steps over which the weight goes to `weight_end`.")

@@ -98,7 +98,7 @@ class RolloutActor:
         await self.worker.engine.wake()
 
     async def stop(self) -> None:
-        await self.worker.engine.stop()
+        await self.worker.stop()
 
     @ray.method(concurrency_group="control")
     async def abort(self, request_ids: Sequence[str] | None = None) -> None:

@@ -1,6 +1,7 @@
 """Episodes: an environment and an engine taking turns, recorded as tokens.
 
-Ids are only appended to. The loss mask is true exactly on sampled tokens.
+Ids are only appended to. The loss mask is true exactly on sampled tokens. A `Program`, which owns its
+loop, plays against the gateway instead.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import numpy as np
 
 from envs.base import Action, Environment, Limits, StepResult
 from envs.parsing import detect_family, parse_tool_calls
+from envs.program import Program, is_program
 from envs.registry import ENVIRONMENTS
 from rl.config.plugins import load_object
 from rl.config.schema import Config
 from rl.data.prompts import PromptBuilder
 from rl.rollout.engine import Engine
+from rl.rollout.gateway import Gateway, run_program
 from rl.types import Finish, Message, Request, Segment, Trajectory, TurnSpan, VersionSpan, sample_seed
 
 
@@ -30,7 +33,8 @@ class EpisodeRunner:
         self._engine, self._config, self._tokenizer = engine, config, tokenizer
         self._prompts = PromptBuilder(tokenizer, config.prompt)
         self._family = detect_family(tokenizer.chat_template or "")
-        self._make: Callable[..., Environment] = load_object(config.environment, ENVIRONMENTS)
+        self._make: Callable[..., Environment | Program] = load_object(config.environment, ENVIRONMENTS)
+        self._gateway = Gateway()
         rollout = config.rollout
         self._context = rollout.max_model_len or config.prompt.max_tokens + rollout.max_response_tokens
 
@@ -40,15 +44,40 @@ class EpisodeRunner:
             jobs = [group.create_task(self._episode(request, i)) for i in range(request.samples)]
         return [job.result() for job in jobs]
 
+    async def close(self) -> None:
+        """Stops the gateway; programs that still talk to it get no answer."""
+        await self._gateway.stop()
+
     async def _episode(self, request: Request, offset: int) -> Trajectory:
+        if request.messages is not None:  # this sample has a prompt of its own
+            request = replace(request, task=replace(request.task, messages=request.messages[offset]))
+        made = self._make(**self._config.environment_options)
+        if is_program(made):
+            return await self._program(made, request, offset)
+        return await self._turns(made, request, offset)
+
+    async def _program(self, program: Program, request: Request, offset: int) -> Trajectory:
+        await self._gateway.start()
+        return await run_program(
+            program,
+            self._gateway,
+            self._engine,
+            self._prompts,
+            request,
+            offset,
+            family=self._family,
+            max_model_len=self._context,
+            run_seed=self._config.seed,
+            timeout_s=self._config.rollout.episode_timeout_s,
+        )
+
+    async def _turns(self, environment: Environment, request: Request, offset: int) -> Trajectory:
         index = request.first_sample + offset
         seed = sample_seed(self._config.seed, request.task.task_id, request.draw, request.kind, index)
         episode = _Episode(self, request, offset, index)
         deadline = time.monotonic() + self._config.rollout.episode_timeout_s
-        environment: Environment | None = None
         finish, error = Finish.ABORTED, None
         try:
-            environment = self._make(**self._config.environment_options)
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
                 finish = await episode.play(environment, seed, deadline)
         except TimeoutError:
@@ -56,11 +85,10 @@ class EpisodeRunner:
         except EnvironmentFault as fault:
             finish, error = Finish.ENV_ERROR, str(fault)
         finally:
-            if environment is not None:
-                try:
-                    await asyncio.wait_for(environment.close(), 30)
-                except Exception as fault:  # user code; the episode's result stands
-                    error = error or f"close: {type(fault).__name__}: {fault}"
+            try:
+                await asyncio.wait_for(environment.close(), 30)
+            except Exception as fault:  # user code; the episode's result stands
+                error = error or f"close: {type(fault).__name__}: {fault}"
         return episode.trajectory(seed, finish, error)
 
 
@@ -74,7 +102,6 @@ class _Episode:
     def __init__(self, runner: EpisodeRunner, request: Request, offset: int, index: int) -> None:
         self.runner, self.request, self.index = runner, request, index
         self.sampling = request.sampling_of(offset)
-        self.given = request.messages[offset] if request.messages is not None else None
         self.messages: list[Message] = []
         self.prompt_messages = 0
         self.segments: list[Segment] = []
@@ -91,8 +118,7 @@ class _Episode:
 
     async def play(self, env: Environment, seed: int, deadline: float) -> Finish:
         runner = self.runner
-        task = self.request.task if self.given is None else replace(self.request.task, messages=self.given)
-        first = await self._guard(env.reset(task, seed=seed, limits=self._limits(deadline)))
+        first = await self._guard(env.reset(self.request.task, seed=seed, limits=self._limits(deadline)))
         self.messages, tools = [dict(m) for m in first.messages], first.tools
         self.prompt_messages = len(self.messages)
         self._count(first.info)

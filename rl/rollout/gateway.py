@@ -110,19 +110,16 @@ class Session:
             return self._record(thread, turn, made, int(asked), bool(tools))
 
     def segments(self) -> list[Segment]:
-        """What was sampled, one segment a conversation; conversations without a turn are left out."""
-        return [
-            Segment(
-                np.asarray(t.ids, np.int32),
-                np.asarray(t.mask, bool),
-                np.asarray(t.logprobs, np.float32),
-                tuple(t.versions),
-                tuple(t.turns),
-                self._sampling.temperature,
-            )
-            for t in self._threads
-            if t.turns
-        ]
+        """What was sampled, one segment a conversation, each up to the policy's last turn."""
+        made = []
+        for t in self._threads:
+            if t.turns:  # what came after the last turn was never answered, and may not fit the context
+                end = t.turns[-1].end
+                ids, mask = np.asarray(t.ids[:end], np.int32), np.asarray(t.mask[:end], bool)
+                logprobs = np.asarray(t.logprobs[:end], np.float32)
+                spans = tuple(t.versions), tuple(t.turns)
+                made.append(Segment(ids, mask, logprobs, *spans, self._sampling.temperature))
+        return made
 
     def conversation(self) -> tuple[tuple[Message, ...], int]:
         """The longest conversation and how many of its messages are prompt."""
@@ -206,18 +203,24 @@ class Gateway:
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
         self._runner: web.AppRunner | None = None
+        self._starting = asyncio.Lock()
         self._url = ""
 
     async def start(self) -> None:
-        """Binds port 0, so that no other process can have taken it."""
+        """Binds port 0, so that no other process can have taken it. Does nothing when it serves already."""
+        async with self._starting:
+            if self._runner is None:
+                await self._bind()
+
+    async def _bind(self) -> None:
         app = web.Application(client_max_size=64 * 2**20)
         app.router.add_post("/{token}/v1/chat/completions", self._chat)
         app.router.add_get("/{token}/v1/models", self._models)
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
-        self._url = f"http://{host}:{port}"
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        self._runner, self._url = runner, f"http://{host}:{port}"
 
     async def stop(self) -> None:
         runner, self._runner = self._runner, None
@@ -306,7 +309,10 @@ async def run_program(
         finish, error = Finish.ENV_ERROR, f"{type(caught).__name__}: {caught}"
     finally:
         gateway.close(token)
-        await asyncio.wait_for(program.close(), 30)
+        try:
+            await asyncio.wait_for(program.close(), 30)
+        except Exception as caught:  # the episode's result stands
+            error = error or f"close: {type(caught).__name__}: {caught}"
     messages, prompt_messages = session.conversation()
     return Trajectory(
         request.request_id,

@@ -30,6 +30,11 @@ class RolloutWorker:
             raise RuntimeError("the worker has not been started")
         return await self._runner.run(request)
 
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.close()
+        await self.engine.stop()
+
     async def abort(self) -> None:
         await self.engine.abort()
 

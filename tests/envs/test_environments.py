@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import psutil
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,7 @@ from envs.adapters.openenv import OpenEnv
 from envs.adapters.trl import TrlEnvironment
 from envs.base import Action, Environment, Observation, StepResult, ToolCall
 from envs.checking import check_environment
+from envs.checking_program import ScriptedEndpoint, check_program
 from envs.episode import play, play_all, read_traces, replay, scripted
 from envs.mcp import McpError, McpServer
 from envs.program import CommandProgram, Program, read_rewards
@@ -314,6 +316,101 @@ def test_programs_run_in_a_clean_process(monkeypatch: pytest.MonkeyPatch) -> Non
     before = set(psutil.Process().children(recursive=True))
     asyncio.run(killed())
     assert set(psutil.Process().children(recursive=True)) <= before
+
+
+CALLING_AGENT = """
+import json, os, sys, urllib.request
+task = json.load(sys.stdin)
+body = json.dumps({"messages": task["messages"], "model": "policy"}).encode()
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+print(json.dumps({"length": len(said)}))
+"""
+
+
+def test_good_programs_pass_the_check(tmp_path: Path) -> None:
+    agent, tasks = tmp_path / "agent.py", tmp_path / "tasks.jsonl"
+    agent.write_text(CALLING_AGENT)
+    tasks.write_text('{"prompt": "go"}\n')
+    command = [f"command=[{sys.executable},{agent}]", "--tasks", str(tasks)]
+    done = CliRunner().invoke(app, ["check", "env", "command", *command])
+    assert done.exit_code == 0 and "keeps the contract" in done.output, done.output
+    alone = CliRunner().invoke(app, ["play", "command", *command])
+    assert alone.exit_code == 2 and "--endpoint" in alone.output
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return {}", "made no call"),
+        ("await self.ask(base_url); return {'r': float('nan')}", "finite"),
+        ("await self.ask(base_url); return 1.0", "float, not a mapping"),
+        ("await self.ask(base_url); time.sleep(0.4); return {}", "event loop: was blocked"),
+        ("await self.ask(base_url); raise KeyError('x')", "run: raised KeyError"),
+        ("while await self.ask(base_url, '/refuse'): pass", "no end within 2 s"),
+        (
+            "while not await self.ask(base_url): await asyncio.sleep(0.01)\n        return {}",
+            "when the endpoint refuses",
+        ),
+    ],
+)
+def test_broken_programs_are_found(body: str, words: str) -> None:
+    names: dict[str, Any] = {"asyncio": asyncio, "time": time}
+    exec(f"async def run(self, task, *, base_url, seed, deadline):\n        {body}", names)
+
+    class Broken:
+        run = names["run"]
+
+        async def ask(self, url: str, how: str = "") -> bool:
+            """Whether the endpoint answered."""
+            async with (
+                aiohttp.ClientSession() as client,
+                client.post(f"{url}/chat/completions", json={"messages": []}) as reply,
+            ):
+                return reply.status == 200 or bool(how)
+
+        async def close(self) -> None:
+            pass
+
+    problems = asyncio.run(check_program(Broken, TASK, seconds=2))
+    assert words in "; ".join(f"{p.where}: {p.what}" for p in problems)
+
+
+def test_programs_that_leave_children_are_found() -> None:
+    class Leaves:
+        async def run(self, task, *, base_url, seed, deadline):
+            agent = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", CALLING_AGENT, stdin=-1, stdout=-1, env={"OPENAI_BASE_URL": base_url}
+            )
+            started.append(agent.pid)
+            out, _ = await agent.communicate(b'{"messages": []}')
+            return read_rewards(out.decode())
+
+        async def close(self):
+            pass
+
+    started: list[int] = []
+    try:
+        (problem,) = asyncio.run(check_program(Leaves, TASK))
+    finally:
+        for pid in started:
+            if psutil.pid_exists(pid):
+                psutil.Process(pid).kill()
+    assert problem.what == "left 1 processes running"
+
+
+def test_programs_are_played_with_an_endpoint(tmp_path: Path) -> None:
+    agent = tmp_path / "agent.py"
+    agent.write_text(CALLING_AGENT)
+
+    async def main() -> Any:
+        async with ScriptedEndpoint("four") as endpoint:
+            command = ["play", "command", f"command=[{sys.executable},{agent}]", "--endpoint", endpoint.url("e")]
+            return await asyncio.to_thread(CliRunner().invoke, app, command)
+
+    played = asyncio.run(main())
+    assert played.exit_code == 0 and "4.0000" in played.output and "1 done" in played.output
 
 
 @pytest.mark.parametrize("line", ["", "done", "[1]", '{"r": NaN}', '{"r": "1"}', '{"r": true}', '{"r": Infinity}'])

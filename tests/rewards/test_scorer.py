@@ -53,6 +53,17 @@ def test_named_weighted_rewards_and_outcome(tmp_path: Path) -> None:
     assert b.trajectories[0].rewards == {"right": 1.0, "size": 3.0}
 
 
+def test_rewards_of_the_environment_take_weight_and_outcome_from_their_entry(tmp_path: Path) -> None:
+    b = bundle(["it is 4", "it is 5", "cut"], [Finish.DONE, Finish.DONE, Finish.LENGTH])
+    b.trajectories[0].rewards = {"dice": 1.0, "calls": 0.5}
+    b.trajectories[1].rewards = {"dice": 0.25}
+    dice = RewardFunctionConfig(fn="environment", weight=2.0)
+    scorer = score(b, tmp_path, outcome="dice", dice=dice)
+    assert [t.reward for t in b.trajectories] == [2.5, 0.5, 0.0]
+    assert [t.outcome for t in b.trajectories] == [1.0, 0.25, 0.0]
+    assert scorer.take_metrics() == {"reward/dice/not_given": 1.0}  # a name that never comes is seen
+
+
 def test_a_weight_moves_in_a_line_over_its_steps(tmp_path: Path) -> None:
     functions = {"right": RewardFunctionConfig(fn="last_number", weight=1.0, weight_end=0.2, weight_steps=4)}
     scorer = Scorer(RewardConfig(functions=functions), base_dir=tmp_path)

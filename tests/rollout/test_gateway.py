@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
 import pytest
 
+from rl.config import load
 from rl.config.schema import PromptConfig
 from rl.data.prompts import PromptBuilder
 from rl.rollout.engine import Generation
+from rl.rollout.episodes import EpisodeRunner
 from rl.rollout.gateway import Gateway, run_program
 from rl.types import Finish, PolicyVersion, Request, SamplingParams, Task, VersionSpan
 from tests.tiny import tiny_tokenizer
@@ -183,3 +187,42 @@ def test_failing_programs_fail_alone(how: str) -> None:
     made = run(agent, Echo(), timeout_s=0.5)
     assert made.finish is (Finish.TIMEOUT if how == "hangs" else Finish.ENV_ERROR) and made.error
     assert not made.finish.scorable
+
+
+AGENT = """
+import json, os, sys, urllib.request
+task = json.load(sys.stdin)
+messages, url = task["messages"], os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+for turn in range(2):
+    body = json.dumps({"messages": messages, "model": "policy"}).encode()
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    messages += [said, {"role": "user", "content": "and?"}]
+print(json.dumps({"right": float(said["content"] == task["answer"])}))
+"""
+
+
+def test_a_recipe_runs_a_command_as_its_environment(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    options = f"environment_options={{command: [{sys.executable}, {tmp_path / 'agent.py'}]}}"
+    config = load(None, ["model.path=x", "environment=command", options]).config
+    engine = Echo("one", "one", "two", "two")
+    task = Task("t", TASK.messages, {"answer": "two"})
+    params = (SamplingParams(64),)
+    request = Request("r", task, "solution", 0, "t#0", 2, params)
+
+    async def main() -> Any:
+        runner = EpisodeRunner(engine, config, TOKENIZER)  # type: ignore[arg-type]
+        try:
+            return await runner.run(request)
+        finally:
+            await runner.close()
+
+    made = asyncio.run(main())
+    assert [t.finish for t in made] == [Finish.DONE] * 2 and [t.sample_index for t in made] == [0, 1]
+    assert all(t.error is None and t.metrics["program/calls"] == 2 for t in made)
+    for t in made:
+        (segment,) = t.segments
+        assert t.rewards["right"] == float(t.messages[-1]["content"] == "two")
+        assert len(segment.turn_spans) == 2 and segment.loss_mask[-1]
+    assert len(set(engine.seeds)) == 4

@@ -14,9 +14,8 @@ from envs.base import Action, Limits
 from envs.parsing import parse_tool_calls
 from envs.repo_navigator.backend import CachedBackend, JediBackend
 from envs.repo_navigator.environment import RepoNavigator
-from envs.repo_navigator.rewards import file_dice, function_dice
 from envs.repo_navigator.snapshot import SnapshotStore
-from rl.types import Finish, Task, Trajectory
+from rl.types import Task
 
 TASK = Task(
     "t",
@@ -81,11 +80,3 @@ def test_a_tiny_policy_learns_to_jump_first(store: SnapshotStore, backend: JediB
     else:
         assert before < 0.6 and after > 1.0
         assert MOVES[int(logits[0].argmax())] == "balance_sheet" and MOVES[int(logits[1].argmax())] == "answer"
-
-
-def test_outcomes_read_the_metrics() -> None:
-    def made(**metrics: float) -> Trajectory:
-        return Trajectory("r", "b", "solution", 0, 0, [], (), Finish.DONE, metrics=metrics)
-
-    trajectories = [made(function_dice=0.5, file_dice=1.0), made()]
-    assert function_dice(trajectories) == [0.5, 0.0] and file_dice(trajectories) == [1.0, 0.0]
