@@ -15,7 +15,7 @@ import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from rl.types import Task
 
@@ -36,7 +36,7 @@ class Program(Protocol):
         ...
 
 
-def is_program(made: object) -> TypeGuard[Program]:
+def is_program(made: Any) -> bool:
     """Whether it owns its loop (`run`) instead of taking turns (`reset`, `step`)."""
     return hasattr(made, "run") and not hasattr(made, "step")
 

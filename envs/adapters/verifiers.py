@@ -1,4 +1,4 @@
-"""Environments of `verifiers` (0.1.14 and later), through the gateway: such an environment owns its loop.
+"""Environments of `verifiers` (tried with 0.1.14), through the gateway: such an environment owns its loop.
 
     python -m envs.adapters.verifiers my-environment tasks.jsonl    # its dataset as a data source
 
@@ -37,9 +37,9 @@ class VerifiersProgram:
         self._name, self._options = name, dict(options or {})
 
     async def run(self, task: Task, *, base_url: str, seed: int, deadline: float) -> Mapping[str, float]:
-        import verifiers
-
         environment = await asyncio.to_thread(load, self._name, self._options)
+        import verifiers  # takes a while the first time: loaded in that thread
+
         os.environ.setdefault(KEY_VARIABLE, "none")
         client = verifiers.ClientConfig(api_base_url=base_url, api_key_var=KEY_VARIABLE, max_retries=0)
         row: dict[str, Any] = {k: task.columns[k] for k in _ROW if k in task.columns}

@@ -33,7 +33,7 @@ class EpisodeRunner:
         self._engine, self._config, self._tokenizer = engine, config, tokenizer
         self._prompts = PromptBuilder(tokenizer, config.prompt)
         self._family = detect_family(tokenizer.chat_template or "")
-        self._make: Callable[..., Environment | Program] = load_object(config.environment, ENVIRONMENTS)
+        self._make: Callable[..., Any] = load_object(config.environment, ENVIRONMENTS)
         self._gateway = Gateway()
         rollout = config.rollout
         self._context = rollout.max_model_len or config.prompt.max_tokens + rollout.max_response_tokens
