@@ -81,10 +81,12 @@ def eval_metrics(by_source: Mapping[str, Sequence[Bundle]]) -> dict[str, float]:
         everything += scores
         if scores:
             out[f"eval/{source}/accuracy"] = float(np.mean(scores))
-        lengths = [t.response_tokens for t in trajectories]
+        lengths = [t.response_tokens for t in trajectories if t.segments]  # an endpoint's have text alone
         if lengths:
             out[f"eval/{source}/tokens_mean"] = float(np.mean(lengths))
+        if trajectories:
             out[f"eval/{source}/truncated_share"] = _share(t.finish.truncated for t in trajectories)
+        out |= _means_by_name([t.metrics for t in trajectories], f"eval/{source}/episode/")
     if everything:
         out["eval/accuracy"] = float(np.mean(everything))
     all_bundles = [bundle for bundles in by_source.values() for bundle in bundles]

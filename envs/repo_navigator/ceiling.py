@@ -11,7 +11,7 @@ import random
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from envs.repo_navigator.answer import Scores, canonical_set, score
+from envs.repo_navigator.answer import canonical_set
 from envs.repo_navigator.backend import DefinitionBackend
 from envs.repo_navigator.jump import MAX_SITES, JumpTool, Place
 from envs.repo_navigator.snapshot import Snapshot
@@ -86,18 +86,17 @@ async def ceiling(
     )
 
 
-async def baselines(
+async def baseline_answers(
     snapshot: Snapshot, entry: str, issue: str, gold: Collection[str], backend: DefinitionBackend, *, seed: int = 0
-) -> Mapping[str, Scores]:
-    """Scores of answers that need no model: a policy that does not beat them has learnt nothing."""
+) -> Mapping[str, Collection[str]]:
+    """Answers that need no model, by name: a policy that does not beat them has learnt nothing."""
     wanted = canonical_set(gold, snapshot, qualified=True)
     depth_of, _ = await reach(snapshot, entry, backend)
     functions = sorted(x for x in depth_of if _is_function(snapshot, x))
     own = [x for x in functions if x.startswith(entry + "::")]
     named = [x for x in functions if x.rpartition("::")[2].rpartition(".")[2] in issue]
     drawn = random.Random(seed).sample(functions, min(len(wanted), len(functions)))
-    answers = {"empty": [], "entry": own, "named_in_issue": named, "random_reachable": drawn, "oracle": wanted}
-    return {name: score(answer, wanted) for name, answer in answers.items()}
+    return {"empty": (), "entry": own, "named_in_issue": named, "random_reachable": drawn, "oracle": wanted}
 
 
 def _is_function(snapshot: Snapshot, location: str) -> bool:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from envs.base import Action, Limits, Observation, StepResult, ToolCall
 from envs.repo_navigator.answer import Scores, canonical_set, files_of, parse_answer, score
 from envs.repo_navigator.backend import CachedBackend, DefinitionBackend, JediBackend
+from envs.repo_navigator.ceiling import baseline_answers
 from envs.repo_navigator.entry import POLICIES, Entry, choose_entry
 from envs.repo_navigator.jump import JumpResult, JumpTool, Place, Status, cut
 from envs.repo_navigator.prompt import FORCED, JUMP_SCHEMA, ONE_CALL, REMINDER, build_prompt
@@ -144,6 +146,20 @@ class RepoNavigator:
             return self._end(())
         self._reminders += 1
         return StepResult(({"role": "user", "content": REMINDER},), info={"reminders": 1.0})
+
+    async def baselines(self, task: Task, *, seed: int, limits: Limits) -> Mapping[str, Mapping[str, float]]:
+        """Metrics of answers that need no model, by baseline: what a policy has to beat."""
+        await self.reset(task, seed=seed, limits=limits)
+        assert self.entry is not None, "reset chose it"
+        issue = str(task.columns.get("issue") or task.messages[-1]["content"])
+        gold = task.columns["gold"]
+        answers = await baseline_answers(self.snapshot, self.entry.path, issue, gold, self._backend, seed=seed)
+        out = {}
+        for name, answer in answers.items():
+            predicted = canonical_set(answer, self.snapshot, qualified=self.mode == "hardened")
+            function, file = score(predicted, self._gold), score(files_of(predicted), self._gold_files)
+            out[name] = function.named("function") | file.named("file")
+        return out
 
     async def close(self) -> None:
         """The snapshot and the resolvers are shared and stay."""

@@ -41,6 +41,7 @@ def play(
     """
     import asyncio
 
+    from envs.endpoint import endpoint_policy
     from envs.episode import play_all, read_traces
     from envs.episode import replay as replay_trace
     from envs.program import is_program
@@ -66,7 +67,9 @@ def play(
         def policy() -> Policy:
             if endpoint is None:
                 return person
-            return endpoint_policy(endpoint, model, os.environ.get(key_env, ""), temperature, max_tokens)
+            return endpoint_policy(
+                endpoint, model, os.environ.get(key_env, ""), temperature=temperature, max_tokens=max_tokens
+            )
 
         timeout = 600.0 if endpoint else 24 * 3600.0
         traces = asyncio.run(
@@ -146,45 +149,3 @@ async def person(messages: Sequence[Any], tools: Sequence[Any]) -> Action:
 
     text = await in_thread(read)
     return Action(text, parse_tool_calls(text, "hermes") or parse_tool_calls(text, "json"))
-
-
-def endpoint_policy(url: str, model: str, key: str, temperature: float, max_tokens: int) -> Policy:
-    """A policy that asks a chat completions API."""
-
-    async def act(messages: Sequence[Any], tools: Sequence[Any]) -> Action:
-        from envs.base import Action
-        from envs.parsing import parse_tool_calls
-        from envs.tools import in_thread
-
-        body = {"model": model, "messages": list(messages), "temperature": temperature, "max_tokens": max_tokens}
-        if tools:
-            body["tools"] = list(tools)
-        choice = (await in_thread(lambda: _post(url, key, body)))["choices"][0]
-        text = choice["message"].get("content") or ""
-        calls = tuple(_call(c) for c in choice["message"].get("tool_calls") or ())
-        finish: Any = "length" if choice.get("finish_reason") == "length" else "stop"
-        return Action(text, calls or parse_tool_calls(text, "hermes") or parse_tool_calls(text, "json"), finish)
-
-    return act
-
-
-def _post(url: str, key: str, body: dict[str, Any]) -> dict[str, Any]:
-    import json
-    import urllib.request
-
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    data = json.dumps(body).encode()
-    request = urllib.request.Request(url.rstrip("/") + "/chat/completions", data, headers)
-    with urllib.request.urlopen(request, timeout=600) as reply:
-        return dict(json.load(reply))
-
-
-def _call(raw: dict[str, Any]) -> Any:
-    import json
-
-    from envs.parsing import parse_tool_calls
-
-    function = raw["function"]
-    body = json.dumps({"name": function["name"], "arguments": function.get("arguments") or "{}"})
-    (call,) = parse_tool_calls(f"<tool_call>{body}</tool_call>", "hermes")
-    return type(call)(call.name, call.arguments, raw.get("id") or call.call_id, call.error)

@@ -84,6 +84,7 @@ METRICS: dict[str, str] = {
     "eval/SOURCE/accuracy": "The same for one source.",
     "eval/SOURCE/tokens_mean": "Mean number of sampled tokens of a held-out trajectory.",
     "eval/SOURCE/truncated_share": "Share of held-out trajectories that overran a limit.",
+    "eval/SOURCE/episode/NAME": "Mean of a metric that the environment or engine put on held-out trajectories.",
     "eval/pass_at/K": "Share of held-out tasks that one of K samples solves, by the unbiased estimator.",
     "eval/SOURCE/pass_at/K": "The same for one source.",
     "data/SOURCE/reward": "Mean weighted reward of one source.",
