@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rl.cli.report import reported
+from rl.tracking.tables import print_table
 
 if TYPE_CHECKING:
     from rl.types import Task, Trajectory
@@ -66,7 +67,7 @@ def check_reward(
             repeated = repeated and score == _timed(function, task, trajectory, options)[0]
             shown = "not scored" if score is None else f"{score:g}"
             table.add_row(str(i), escape(said[:60].replace("\n", " ")), shown, f"{seconds * 1e3:.1f}")
-        console.print(table)
+        print_table(table, console)
         console.print("repeats itself" if repeated else "[red]gives another score at the second call[/red]")
         faults = _odd(function, rows[0], options)
         for what, fault in faults.items():

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from rl.cli.report import reported
+from rl.tracking.tables import print_table
 
 if TYPE_CHECKING:
     from rl.checkpoint.store import CheckpointStore
@@ -42,7 +42,7 @@ def list_checkpoints(run: RunPath) -> None:
                 "" if value is None else f"{value:.4g}",
                 fault or ", ".join(marks),
             )
-        Console().print(table)
+        print_table(table)
 
 
 @app.command()

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from rl.cli.report import reported
+from rl.tracking.tables import print_table
 
 app = typer.Typer(help="Settings of a recipe.", no_args_is_help=True)
 
@@ -39,7 +39,7 @@ def show(
             origin = _origin(key, resolved.origins)
             if origin != "default" or not changed:
                 table.add_row(key, repr(value), origin)
-        Console().print(table)
+        print_table(table)
 
 
 @app.command()
@@ -55,7 +55,7 @@ def algorithms() -> None:
         for path in sorted(find_group("algorithm/grpo").parent.glob("*.yaml")):
             first = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("#").strip()
             table.add_row(path.stem, first.partition(": ")[2] or first)
-        Console().print(table)
+        print_table(table)
 
 
 @app.command()
@@ -70,7 +70,7 @@ def parts() -> None:
             for name, part in sorted(registry.items()):
                 lines = (getattr(part, "__doc__", None) or "").strip().splitlines()
                 table.add_row(setting, name, lines[0] if lines else "")
-        Console().print(table)
+        print_table(table)
 
 
 @app.command()

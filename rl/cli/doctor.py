@@ -50,6 +50,8 @@ def doctor(
     from rich.table import Table
     from rich.text import Text
 
+    from rl.tracking.tables import print_table
+
     rows = list(diagnose(quick=quick))
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for row in rows:
@@ -57,7 +59,7 @@ def doctor(
             Text({GREEN: "ok", YELLOW: "note", RED: "FAIL"}[row.status], style=row.status), row.name, Text(row.found)
         )
     console = Console(highlight=False)
-    console.print(table)
+    print_table(table, console)
     for row in rows:
         if row.fix:
             console.print(Text(f"{row.name}: {row.fix}", style=row.status), soft_wrap=True)

@@ -114,13 +114,15 @@ def summarise(traces: Sequence[Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from rl.tracking.tables import print_table
+
     table = Table("name", "mean", box=None)
     names = sorted({n for t in traces for n in (*t.rewards, *t.info)})
     for name in names:
         values = [t.rewards.get(name, t.info.get(name, 0.0)) for t in traces]
         table.add_row(name, f"{sum(values) / len(values):.4f}")
     console = Console()
-    console.print(table)
+    print_table(table, console)
     console.print(", ".join(f"{n} {finish}" for finish, n in Counter(t.finish for t in traces).most_common()))
     for t in traces:
         if t.error:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rl.cli.report import reported
+from rl.tracking.tables import print_table
 
 if TYPE_CHECKING:
     from rl.config.schema import Config
@@ -114,7 +115,7 @@ def _show(metrics: Mapping[str, float], bundles: Sequence[Bundle], baselines: Ba
         others = [of_source.get(baseline, {}).get(metric) for baseline in names]
         table.add_row(name, f"{value:.4g}", *("" if x is None else f"{x:.4g}" for x in others))
     console = Console()
-    console.print(table)
+    print_table(table, console)
     failed = [t for bundle in bundles for t in bundle.trajectories if t.error]
     if failed:
         console.print(f"{len(failed)} episodes failed, the first: {failed[0].error}", style="red", markup=False)

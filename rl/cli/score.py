@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rl.cli.report import reported
+from rl.tracking.tables import print_table
 
 if TYPE_CHECKING:
     from rl.types import Task, Trajectory
@@ -163,7 +164,7 @@ def _show(console: Console, rows: Sequence[Rollout], columns: dict[str, list[flo
         spread = [f"{sum(known) / len(known):.4f}", str(len(values) - len(known)), f"{min(known):g}", f"{max(known):g}"]
         table.add_row(escape(name), *(spread if known else ["-", str(len(values)), "-", "-"]))
     console.print(f"{len(rows)} samples")
-    console.print(table)
+    print_table(table, console)
     if len(columns) < 2:
         return
     (first, left), (second, right) = columns.items()

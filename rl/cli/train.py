@@ -126,13 +126,14 @@ def replay(
 
         need_stack()
         from rl.orchestration.replay import replay as train_again
+        from rl.tracking.tables import print_table
 
         metrics, faults = asyncio.run(train_again(run, step, tuple(overrides or ())))
         table = Table("metric", "value", title=f"step {step} again", box=None)
         for name, value in sorted(metrics.items()):
             table.add_row(name, f"{value:.6g}")
         console = Console()
-        console.print(table)
+        print_table(table, console)
         for fault in faults:
             console.print(fault, markup=False)
         if not faults:

@@ -11,6 +11,7 @@ from rich.text import Text
 from rl.tracking.plots import series
 from rl.tracking.progress import duration
 from rl.tracking.run_directory import RunDirectory
+from rl.tracking.tables import print_table
 
 LABELS = (
     ("reward", "reward/mean", max),
@@ -47,7 +48,7 @@ def summarise(
         table.add_row(Text(label, style="bold"), Text(text))
     out = console or Console(highlight=False, soft_wrap=True)
     out.print()
-    out.print(table)
+    print_table(table, out)
 
 
 def summary_rows(
