@@ -13,7 +13,8 @@ def print_table(table: Table, console: Console | None = None) -> None:
     """Prints the table whole.
 
     Rich cuts cells with an ellipsis to fit the width, which it takes to be 80 columns where there is no terminal; a
-    name that was cut cannot be copied or searched for.
+    name that was cut cannot be copied or searched for. The console stays as wide as the table where there is no
+    terminal: Rich's `print` takes no width above the console's own.
     """
     console = console or Console()
     for column in table.columns:
