@@ -177,7 +177,7 @@ def _show(console: Console, rows: Sequence[Rollout], columns: dict[str, list[flo
             asked = str(messages[-1].get("content")) if messages else ""
             cells = [_shown(left[i]), _shown(right[i]), asked[-40:], rows[i].trajectory.completion_text[-60:]]
             listed.add_row(str(i + 1), *(escape(cell.replace("\n", " ")) for cell in cells))
-        console.print(listed)
+        print_table(listed, console)
 
 
 def _shown(value: float | None) -> str:
