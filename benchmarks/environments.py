@@ -23,8 +23,10 @@ import typer
 from envs.base import Action, ToolCall
 from envs.checking import count_tokens
 from envs.episode import play
-from envs.repo_navigator.backend import CachedBackend, JediBackend
+from envs.repo_navigator.backend import CachedBackend
+from envs.repo_navigator.engines import make_backend
 from envs.repo_navigator.environment import RepoNavigator
+from envs.repo_navigator.jedi_backend import jedi_backend
 from envs.repo_navigator.jump import JumpTool
 from envs.repo_navigator.repositories import open_snapshot
 from envs.repo_navigator.snapshot import MAX_FILE_BYTES, Snapshot, SnapshotStore
@@ -106,6 +108,7 @@ def main(
     sites: int = 150,
     episode_count: Annotated[int, typer.Option("--episodes")] = 256,
     workers: int = 2,
+    engine: str = "jedi",
 ) -> None:
     """Measure and print JSON."""
     with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +116,11 @@ def main(
         started = time.perf_counter()
         snapshot = open_snapshot(columns, SnapshotStore())
         report: dict[str, Any] = {"snapshot_s": round(time.perf_counter() - started, 2), "files": len(snapshot.files)}
-        inner = JediBackend(workers, cache_dir=Path(folder) / "jedi")
+        inner = (
+            jedi_backend(workers, cache_dir=Path(folder) / "jedi")
+            if engine == "jedi"
+            else make_backend(engine, workers)
+        )
         backend = CachedBackend(inner)
         try:
             asked = sites_of(snapshot, sites, 0)

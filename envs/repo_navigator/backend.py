@@ -1,30 +1,28 @@
-"""What finds definitions: the protocol, and jedi in worker processes that can be killed."""
+"""What finds definitions: the protocol, processes that can be killed, and the cache over them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
-import importlib.util
 import json
 import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
+
+import psutil
 
 from envs.repo_navigator.snapshot import Snapshot
 
-_WORKER = Path(__file__).with_name("jedi_worker.py")
 _AFFINITY_WINDOW = 8
 """How many waiting questions a worker looks through for one about the repository it has loaded."""
 
@@ -69,52 +67,71 @@ class DefinitionBackend(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass
-class _Question:
-    payload: dict[str, Any]
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Names of one file of one snapshot."""
+
+    root: str
+    import_roots: tuple[str, ...]
+    """Relative to `root`, the root itself as an empty string."""
+    path: str
+    """Absolute."""
+    text: str
+    positions: tuple[tuple[int, int], ...]
     timeout_s: float
     future: Future[list[Answer]] = field(default_factory=Future)
 
 
-class JediBackend:
-    """jedi in `workers` processes, one question at a time in each.
+class Resolver(Protocol):
+    """One process that answers questions, one at a time."""
 
-    Threads inside one process would give wrong answers; a stuck process is killed with its helper
-    and replaced. Usable from any event loop.
+    def serves(self, root: str) -> bool:
+        """Whether it can answer for this snapshot without being started again."""
+        ...
+
+    def ask(self, question: Question) -> tuple[list[Answer], bool]:
+        """The answers, and whether the process may serve on."""
+        ...
+
+    def memory_mb(self) -> float: ...
+
+    def kill(self) -> None: ...
+
+
+class ProcessBackend:
+    """Resolvers in processes of their own, one question at a time in each; usable from any event loop.
+
+    Threads inside one resolver give wrong answers, and a stuck one can only be killed: it goes with
+    its helpers and is replaced.
 
     Args:
+        engine: name and version.
+        start: makes the process for a question.
         workers: processes; questions beyond them wait in order.
-        recycle_queries: answers after which a process is replaced: jedi's memory grows.
+        recycle_queries: answers after which a process is replaced: resolvers grow.
         recycle_mb: resident memory after which it is replaced.
-        memory_mb: address space that a process may take at all.
-        command: what to start instead of the jedi worker, for tests.
     """
 
     def __init__(
         self,
-        workers: int = 2,
+        engine: str,
+        start: Callable[[Question], Resolver],
         *,
+        workers: int = 2,
         recycle_queries: int = 300,
         recycle_mb: int = 512,
-        memory_mb: int = 2048,
-        cache_dir: Path | None = None,
-        command: Sequence[str] | None = None,
     ) -> None:
-        if command is None and importlib.util.find_spec("jedi") is None:
-            raise ModuleNotFoundError("RepoNavigator needs jedi: pip install 'hone-rl[repo-navigator]'")
-        self.engine = f"jedi-{importlib.metadata.version('jedi')}" if command is None else "custom"
-        folder = cache_dir or Path(tempfile.gettempdir()) / f"hone-jedi-{os.getuid()}"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.stat().st_uid != os.getuid():  # its files are pickles: only our own may be loaded
-            folder = Path(tempfile.mkdtemp(prefix="hone-jedi-"))
-        self._command = list(command or [sys.executable, "-I", str(_WORKER), str(folder), str(memory_mb)])
+        self.engine = engine
+        self._start = start
         self._recycle = (recycle_queries, recycle_mb)
-        self._waiting: deque[_Question] = deque()
+        self._waiting: deque[Question] = deque()
         self._changed = threading.Condition()
         self._closed = False
         self._counts = {"queries": 0, "restarts": 0, "timeouts": 0, "recycled": 0}
-        self._processes: set[subprocess.Popen[bytes]] = set()
-        self._threads = [threading.Thread(target=self._serve, daemon=True, name=f"jedi-{i}") for i in range(workers)]
+        self._resolvers: set[Resolver] = set()
+        self._threads = [
+            threading.Thread(target=self._serve, daemon=True, name=f"{engine}-{i}") for i in range(workers)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -128,14 +145,7 @@ class JediBackend:
     ) -> Future[list[Answer]]:
         """`resolve` for callers without an event loop."""
         root = str(snapshot.root)
-        payload = {
-            "root": root,
-            "import_roots": list(snapshot.source_roots),
-            "path": os.path.join(root, path),
-            "text": text,
-            "positions": [list(p) for p in positions],
-        }
-        question = _Question(payload, timeout_s)
+        question = Question(root, snapshot.source_roots, os.path.join(root, path), text, tuple(positions), timeout_s)
         with self._changed:
             if self._closed:
                 raise RuntimeError("the resolver is closed")
@@ -148,8 +158,8 @@ class JediBackend:
         return {**{k: float(v) for k, v in self._counts.items()}, "queue": float(len(self._waiting))}
 
     def memory_mb(self) -> float:
-        """Resident memory of the worker processes."""
-        return sum(_resident_mb(p.pid) for p in list(self._processes))
+        """Resident memory of the processes and their helpers."""
+        return sum(r.memory_mb() for r in list(self._resolvers))
 
     def close(self) -> None:
         """Kills the processes; waiting questions fail. Idempotent."""
@@ -159,37 +169,47 @@ class JediBackend:
             self._changed.notify_all()
         for question in waiting:
             question.future.cancel()
-        for process in list(self._processes):
-            _kill(process)
+        for resolver in list(self._resolvers):
+            resolver.kill()
         for thread in self._threads:
             thread.join(timeout=5)
 
     def _serve(self) -> None:
         """One thread owns one process."""
-        process: _Process | None = None
-        root = ""
+        resolver: Resolver | None = None
+        served, root = 0, ""
         while (question := self._next(root)) is not None:
             if not question.future.set_running_or_notify_cancel():
                 continue
-            root = question.payload["root"]
-            if process is None:
-                process = self._start()
-            answers, healthy = process.ask(question.payload, question.timeout_s)
+            root = question.root
+            if resolver is not None and not resolver.serves(root):
+                self._stop(resolver)
+                resolver = None
+            try:
+                if resolver is None:
+                    resolver, served = self._start(question), 0
+                    self._resolvers.add(resolver)
+                answers, healthy = resolver.ask(question)
+            except Exception as error:  # it cannot be started, or does not speak its protocol
+                question.future.set_exception(error)
+                answers, healthy = [], False
+            served += 1
             self._counts["queries"] += 1
             if not healthy:
                 late = any(a.error == "timeout" for a in answers)
                 self._counts["timeouts" if late else "restarts"] += 1
-                self._stop(process)
-                process = None
-            elif process.served >= self._recycle[0] or _resident_mb(process.pid) > self._recycle[1]:
+            elif served >= self._recycle[0] or (resolver and resolver.memory_mb() > self._recycle[1]):
                 self._counts["recycled"] += 1
-                self._stop(process)
-                process = None
-            question.future.set_result(answers)
-        if process is not None:
-            self._stop(process)
+                healthy = False
+            if not healthy and resolver is not None:
+                self._stop(resolver)
+                resolver = None
+            if not question.future.done():
+                question.future.set_result(answers)
+        if resolver is not None:
+            self._stop(resolver)
 
-    def _next(self, root: str) -> _Question | None:
+    def _next(self, root: str) -> Question | None:
         """The oldest question, or one of the next few about the repository that is loaded."""
         with self._changed:
             while not self._waiting and not self._closed:
@@ -197,92 +217,114 @@ class JediBackend:
             if self._closed:
                 return None
             for i, question in enumerate(list(self._waiting)[:_AFFINITY_WINDOW]):
-                if question.payload["root"] == root:
+                if question.root == root:
                     del self._waiting[i]
                     return question
             return self._waiting.popleft()
 
-    def _start(self) -> _Process:
-        process = _Process(self._command)
-        self._processes.add(process.popen)
-        return process
-
-    def _stop(self, process: _Process) -> None:
-        _kill(process.popen)
-        self._processes.discard(process.popen)
+    def _stop(self, resolver: Resolver) -> None:
+        resolver.kill()
+        self._resolvers.discard(resolver)
 
 
-class _Process:
-    """A worker process and the bytes read from it so far."""
+class Pipes:
+    """A child process and its pipes, written and read with deadlines.
 
-    def __init__(self, command: Sequence[str]) -> None:
-        # A session of its own: jedi starts a helper, and both must go at once.
-        self.popen = subprocess.Popen(
+    It has a session of its own: its helpers die with it.
+    """
+
+    def __init__(self, command: Sequence[str], *, cwd: str = "/", env: Mapping[str, str] | None = None) -> None:
+        self._popen = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            cwd="/",
+            cwd=cwd,
+            env=None if env is None else dict(env),
             start_new_session=True,
             bufsize=0,
         )
-        self.pid = self.popen.pid
-        self.served = 0
+        self.pid = self._popen.pid
+        self._family: list[psutil.Process] = []
         self._buffer = b""
+        assert self._popen.stdin is not None and self._popen.stdout is not None
+        self._in, self._out = self._popen.stdin.fileno(), self._popen.stdout.fileno()
+        os.set_blocking(self._in, False)
 
-    def ask(self, payload: dict[str, Any], timeout_s: float) -> tuple[list[Answer], bool]:
-        """The answers, and whether the process may serve on."""
-        wanted = len(payload["positions"])
-        answers: list[Answer] = []
-        deadline = time.monotonic() + timeout_s
-        assert self.popen.stdin is not None
-        try:
-            self.popen.stdin.write(json.dumps(payload).encode() + b"\n")
-        except OSError:  # it died since its last answer
-            return [Answer(error="crash")] * wanted, False
-        while len(answers) < wanted:
-            line = self._line(deadline)
-            if line is None:
-                error = "timeout" if self.popen.poll() is None else "crash"
-                return answers + [Answer(error=error)] * (wanted - len(answers)), False
-            reply = json.loads(line)
-            answers.append(Answer(tuple(Target(**t) for t in reply.get("targets", ())), reply.get("error")))
-        self.served += 1
-        return answers, True
+    @property
+    def failure(self) -> str:
+        """The error of an answer that did not come."""
+        return "timeout" if self._popen.poll() is None else "crash"
 
-    def _line(self, deadline: float) -> bytes | None:
-        """The next line; `None` at the deadline or when the process has ended."""
-        assert self.popen.stdout is not None
+    def write(self, data: bytes, deadline: float) -> bool:
+        """Whether all of it went. Reads meanwhile: a process that waits to be read from does not read."""
+        left = memoryview(data)
         with selectors.DefaultSelector() as selector:
-            selector.register(self.popen.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    return None
-                chunk = os.read(self.popen.stdout.fileno(), 65_536)
-                if not chunk:
-                    self.popen.wait()
-                    return None
-                self._buffer += chunk
+            selector.register(self._in, selectors.EVENT_WRITE)
+            selector.register(self._out, selectors.EVENT_READ)
+            while left:
+                seconds = deadline - time.monotonic()
+                ready = selector.select(seconds) if seconds > 0 else []
+                if not ready:
+                    return False
+                try:
+                    if any(key.fd == self._out for key, _ in ready) and not self._fill():
+                        return False
+                    if any(key.fd == self._in for key, _ in ready):
+                        left = left[os.write(self._in, left) :]
+                except BlockingIOError:
+                    continue
+                except OSError:  # it died since its last answer
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._popen.wait(1)
+                    return False
+        return True
+
+    def read_line(self, deadline: float) -> bytes | None:
+        """The next line without its end; `None` at the deadline or when the process has ended."""
+        while b"\n" not in self._buffer:
+            if not self._wait(deadline):
+                return None
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
+    def read(self, size: int, deadline: float) -> bytes | None:
+        """Exactly `size` bytes, or `None`."""
+        while len(self._buffer) < size:
+            if not self._wait(deadline):
+                return None
+        data, self._buffer = self._buffer[:size], self._buffer[size:]
+        return data
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
-
-
-def _resident_mb(pid: int) -> float:
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, IndexError):
+    def memory_mb(self) -> float:
+        """Resident memory of the process and the helpers that it started first."""
+        with contextlib.suppress(psutil.Error):
+            if len(self._family) < 2:  # helpers come with the first question
+                process = psutil.Process(self.pid)
+                self._family = [process, *process.children(recursive=True)]
+            return float(sum(p.memory_info().rss for p in self._family)) / 2**20
         return 0.0
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._popen.wait()
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _wait(self, deadline: float) -> bool:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._out, selectors.EVENT_READ)
+            left = deadline - time.monotonic()
+            return left > 0 and bool(selector.select(left)) and self._fill()
+
+    def _fill(self) -> bool:
+        chunk = os.read(self._out, 65_536)
+        if not chunk:
+            self._popen.wait()
+        self._buffer += chunk
+        return bool(chunk)
 
 
 class CachedBackend:

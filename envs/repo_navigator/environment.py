@@ -15,8 +15,9 @@ from pathlib import Path
 
 from envs.base import Action, Limits, Observation, StepResult, ToolCall
 from envs.repo_navigator.answer import Scores, canonical_set, files_of, parse_answer, score
-from envs.repo_navigator.backend import CachedBackend, DefinitionBackend, JediBackend
+from envs.repo_navigator.backend import CachedBackend, DefinitionBackend
 from envs.repo_navigator.ceiling import baseline_answers
+from envs.repo_navigator.engines import ENGINES, make_backend
 from envs.repo_navigator.entry import POLICIES, Entry, choose_entry
 from envs.repo_navigator.jump import JumpResult, JumpTool, Place, Status, cut
 from envs.repo_navigator.prompt import FORCED, JUMP_SCHEMA, ONE_CALL, REMINDER, build_prompt
@@ -47,7 +48,8 @@ class RepoNavigator:
         no_answer: what a turn with neither call nor answer does: `remind` (twice at most) or `end`.
         tool_role: role of the results; some templates know no `tool`.
         timeout_s: limit of one call.
-        workers: resolver processes, shared by all episodes of this process.
+        engine: what finds definitions: `jedi`, `ty` or `basedpyright`.
+        workers: its processes, shared by all episodes of this process.
         snapshots: folder of the snapshots; the user's cache when not given.
         cache: folder that keeps resolved definitions over runs; memory only when not given.
     """
@@ -65,6 +67,7 @@ class RepoNavigator:
         no_answer: str = "remind",
         tool_role: str = "tool",
         timeout_s: float = 20.0,
+        engine: str = "jedi",
         workers: int = 2,
         snapshots: str | None = None,
         cache: str | None = None,
@@ -72,6 +75,8 @@ class RepoNavigator:
     ) -> None:
         if mode not in MODES or entry not in POLICIES or no_answer not in ("remind", "end"):
             raise ValueError(f"mode is one of {list(MODES)}, entry one of {POLICIES}, no_answer `remind` or `end`")
+        if engine not in ENGINES:
+            raise ValueError(f"engine is one of {ENGINES}, not {engine!r}")
         self.mode = mode
         self.entry_policy = entry
         self.max_calls = max_calls
@@ -83,7 +88,7 @@ class RepoNavigator:
         self.tool_role = tool_role
         self.timeout_s = timeout_s
         self._store = SnapshotStore(snapshots)
-        self._backend = backend or shared_backend(workers, cache)
+        self._backend = backend or shared_backend(engine, workers, cache)
         self._jump_tool: JumpTool | None = None
         self._schema = Tool("jump", "", JUMP_SCHEMA["function"]["parameters"], lambda: None)
         self._gold: frozenset[str] = frozenset()
@@ -250,20 +255,20 @@ class RepoNavigator:
         }
 
 
-_backends: dict[tuple[int, str | None], CachedBackend] = {}
+_backends: dict[tuple[str, int, str | None], CachedBackend] = {}
 _backends_lock = threading.Lock()
 
 
-def shared_backend(workers: int, cache: str | None = None) -> CachedBackend:
+def shared_backend(engine: str, workers: int, cache: str | None = None) -> CachedBackend:
     """The resolvers of this process: hundreds of episodes share a few worker processes and one cache.
 
     They end with the process, or with `close_backends`.
     """
     with _backends_lock:
-        key = (workers, cache)
+        key = (engine, workers, cache)
         if key not in _backends:
             folder = Path(cache).expanduser() if cache else None
-            _backends[key] = CachedBackend(JediBackend(workers), folder)
+            _backends[key] = CachedBackend(make_backend(engine, workers), folder)
         return _backends[key]
 
 

@@ -18,8 +18,9 @@ from typing import Annotated, Any
 
 import typer
 
-from envs.repo_navigator.backend import CachedBackend, DefinitionBackend, JediBackend
+from envs.repo_navigator.backend import CachedBackend, DefinitionBackend
 from envs.repo_navigator.ceiling import ceiling
+from envs.repo_navigator.engines import ENGINES, make_backend
 from envs.repo_navigator.entry import choose_entry
 from envs.repo_navigator.gold import (
     FilePatch,
@@ -180,8 +181,11 @@ def write_rows(rows: Iterable[Row], out: Path) -> None:
     out.write_text("".join(json.dumps(r, sort_keys=True) + "\n" for r in rows), encoding="utf-8")
 
 
-def _finish(rows: list[Row], out: Path, store: SnapshotStore) -> None:
-    backend = CachedBackend(JediBackend(2))
+Engine = Annotated[str, typer.Option(help=f"What finds definitions for the ceiling: {', '.join(ENGINES)}.")]
+
+
+def _finish(rows: list[Row], out: Path, store: SnapshotStore, engine: str) -> None:
+    backend = CachedBackend(make_backend(engine))
     try:
         kept = asyncio.run(with_ceilings(rows, store, backend))
     finally:
@@ -197,10 +201,11 @@ def planted(
     out: Path,
     count: int = 20,
     seed: int = 0,
+    engine: Engine = "jedi",
 ) -> None:
     """Plant bugs in a project."""
     store = SnapshotStore()
-    _finish(planted_rows(repository, store, count=count, seed=seed), out, store)
+    _finish(planted_rows(repository, store, count=count, seed=seed), out, store, engine)
 
 
 @app.command()
@@ -209,6 +214,7 @@ def swe(
     out: Path,
     clones: Annotated[Path, typer.Option(help="Folder with git clones named owner__name.")],
     split: str = "test",
+    engine: Engine = "jedi",
 ) -> None:
     """Convert SWE-bench, SWE-Gym or SWE-smith rows."""
     from rl.config.schema import SourceConfig
@@ -224,7 +230,7 @@ def swe(
             made.append(row)
     for why, number in dropped.most_common():
         typer.echo(f"dropped {number}: {why}")
-    _finish(made, out, store)
+    _finish(made, out, store, engine)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("jedi")
 
 from envs.base import Limits
-from envs.repo_navigator.backend import JediBackend
+from envs.repo_navigator.backend import ProcessBackend
+from envs.repo_navigator.jedi_backend import jedi_backend
 from envs.repo_navigator.snapshot import SnapshotStore
 
 
@@ -21,8 +22,8 @@ def store(tmp_path: Path) -> SnapshotStore:
 
 
 @pytest.fixture(scope="session")
-def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JediBackend]:
-    made = JediBackend(2, cache_dir=tmp_path_factory.mktemp("jedi"))
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessBackend]:
+    made = jedi_backend(2, cache_dir=tmp_path_factory.mktemp("jedi"))
     yield made
     made.close()
 

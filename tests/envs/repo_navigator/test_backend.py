@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from envs.repo_navigator.backend import Answer, CachedBackend, JediBackend, Target
+from envs.repo_navigator.backend import Answer, CachedBackend, ProcessBackend, Target
+from envs.repo_navigator.jedi_backend import jedi_backend
 from envs.repo_navigator.repositories import bundled_files
 from envs.repo_navigator.snapshot import SnapshotStore
 from envs.repo_navigator.source import read_source
@@ -38,7 +39,7 @@ def all_sites(snapshot, path):
 
 def test_stuck_dead_and_greedy_workers_are_replaced(store: SnapshotStore) -> None:
     snapshot = store.from_files({"a.py": "x = 1\n"})
-    backend = JediBackend(1, command=[sys.executable, "-c", STUB])
+    backend = jedi_backend(1, command=[sys.executable, "-c", STUB])
 
     def ask(*columns: int) -> list[str | None]:
         answers = asyncio.run(backend.resolve(snapshot, "a.py", "", [(1, c) for c in columns], timeout_s=1.0))
@@ -59,18 +60,19 @@ def test_stuck_dead_and_greedy_workers_are_replaced(store: SnapshotStore) -> Non
 def test_a_killed_worker_costs_one_answer(store: SnapshotStore, tmp_path: Path) -> None:
     snapshot = store.from_files(bundled_files("ledger"))
     text, sites = all_sites(snapshot, "ledger/book.py")
-    backend = JediBackend(1, cache_dir=tmp_path / "jedi")
+    others = set(psutil.Process().children())
+    backend = jedi_backend(1, cache_dir=tmp_path / "jedi")
     try:
         before = asyncio.run(backend.resolve(snapshot, "ledger/book.py", text, sites, timeout_s=30))
-        for process in list(backend._processes):
-            os.killpg(process.pid, signal.SIGKILL)
+        (worker,) = set(psutil.Process().children()) - others
+        os.killpg(worker.pid, signal.SIGKILL)
         asyncio.run(backend.resolve(snapshot, "ledger/book.py", text, sites[:1], timeout_s=30))
         assert asyncio.run(backend.resolve(snapshot, "ledger/book.py", text, sites, timeout_s=30)) == before
     finally:
         backend.close()
 
 
-def test_concurrent_answers_equal_sequential_ones(store: SnapshotStore, backend: JediBackend) -> None:
+def test_concurrent_answers_equal_sequential_ones(store: SnapshotStore, backend: ProcessBackend) -> None:
     one, two = store.from_files(bundled_files("ledger")), store.from_files(bundled_files("router"))
     asked = [(s, f, *all_sites(s, f)) for s in (one, two) for f in s.files]
 
@@ -86,7 +88,7 @@ def test_concurrent_answers_equal_sequential_ones(store: SnapshotStore, backend:
 
 def test_close_leaves_no_process(store: SnapshotStore, tmp_path: Path) -> None:
     before = {p.pid for p in psutil.Process().children(recursive=True)}
-    backend = JediBackend(2, cache_dir=tmp_path / "jedi")
+    backend = jedi_backend(2, cache_dir=tmp_path / "jedi")
     snapshot = store.from_files({"a.py": "def f(): pass\nf()\n"})
     asyncio.run(backend.resolve(snapshot, "a.py", "def f(): pass\nf()\n", [(2, 0)], timeout_s=30))
     assert {p.pid for p in psutil.Process().children(recursive=True)} - before
@@ -97,7 +99,7 @@ def test_close_leaves_no_process(store: SnapshotStore, tmp_path: Path) -> None:
         backend.submit(snapshot, "a.py", "", [(1, 0)], timeout_s=1)
 
 
-def test_no_code_of_the_repository_runs(store: SnapshotStore, backend: JediBackend, tmp_path: Path) -> None:
+def test_no_code_of_the_repository_runs(store: SnapshotStore, backend: ProcessBackend, tmp_path: Path) -> None:
     sentinel = tmp_path / "ran"
     evil = f"open({str(sentinel)!r}, 'w')\ndef f(): pass\n"
     files = {

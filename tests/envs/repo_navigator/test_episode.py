@@ -14,7 +14,7 @@ import pytest
 
 from envs.base import Action, Environment, Limits, StepResult
 from envs.parsing import parse_tool_calls
-from envs.repo_navigator.backend import CachedBackend, JediBackend
+from envs.repo_navigator.backend import CachedBackend, ProcessBackend
 from envs.repo_navigator.environment import RepoNavigator
 from envs.repo_navigator.prompt import FORCED, ONE_CALL
 from envs.repo_navigator.snapshot import SnapshotStore
@@ -49,7 +49,7 @@ def act(text: str, finish: Any = "stop") -> Action:
 
 
 @pytest.fixture
-def make(store: SnapshotStore, backend: JediBackend) -> Any:
+def make(store: SnapshotStore, backend: ProcessBackend) -> Any:
     def build(**options: Any) -> RepoNavigator:
         return RepoNavigator(snapshots=str(store.folder), backend=backend, **options)
 
@@ -210,7 +210,7 @@ def test_unusable_tasks_say_so(make: Any) -> None:
             play(make(), [ANSWER], **columns)
 
 
-def test_hundreds_of_episodes_leave_nothing_and_agree(make: Any, store: SnapshotStore, backend: JediBackend) -> None:
+def test_hundreds_of_episodes_leave_nothing_and_agree(make: Any, store: SnapshotStore, backend: ProcessBackend) -> None:
     cached = CachedBackend(backend)
     turns = [call(), call("table", "ledger/report.py"), ANSWER]
 
@@ -246,7 +246,7 @@ def test_hundreds_of_episodes_leave_nothing_and_agree(make: Any, store: Snapshot
 
 
 def test_planted_tasks_can_be_solved_and_beat_the_baselines(
-    make: Any, store: SnapshotStore, backend: JediBackend
+    make: Any, store: SnapshotStore, backend: ProcessBackend
 ) -> None:
     rows = asyncio.run(with_ceilings(planted_rows("bundled:router", store, count=6, seed=1), store, backend))
     assert len(rows) >= 5
@@ -264,7 +264,7 @@ def test_planted_tasks_can_be_solved_and_beat_the_baselines(
     assert all(sums[b] < sums["oracle"] / 2 for b in ("entry", "named_in_issue", "random_reachable"))
 
 
-def test_what_cannot_be_reached_is_told(store: SnapshotStore, backend: JediBackend) -> None:
+def test_what_cannot_be_reached_is_told(store: SnapshotStore, backend: ProcessBackend) -> None:
     from envs.repo_navigator.ceiling import ceiling
 
     files = {

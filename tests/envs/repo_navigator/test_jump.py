@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.repo_navigator.backend import Answer, JediBackend
+from envs.repo_navigator.backend import Answer, ProcessBackend
+from envs.repo_navigator.jedi_backend import jedi_backend
 from envs.repo_navigator.jump import JumpResult, JumpTool, Status, cut
 from envs.repo_navigator.snapshot import Snapshot, SnapshotStore
 
@@ -86,7 +87,7 @@ def shop(store: SnapshotStore) -> Snapshot:
     return store.from_files(FILES)
 
 
-def jump(snapshot: Snapshot, backend: JediBackend, *arguments: object, **options: object) -> JumpResult:
+def jump(snapshot: Snapshot, backend: ProcessBackend, *arguments: object, **options: object) -> JumpResult:
     tool = JumpTool(snapshot, backend, **options)  # type: ignore[arg-type]
     return asyncio.run(tool.jump(*arguments, count_tokens=count))  # type: ignore[arg-type]
 
@@ -129,18 +130,18 @@ def jump(snapshot: Snapshot, backend: JediBackend, *arguments: object, **options
     ],
 )
 def test_jumps(
-    shop: Snapshot, backend: JediBackend, symbol: str, path: str, index: int | None, status: str, head: str
+    shop: Snapshot, backend: ProcessBackend, symbol: str, path: str, index: int | None, status: str, head: str
 ) -> None:
     result = jump(shop, backend, symbol, path, index)
     assert (result.status.value, result.content[: len(head)]) == (status, head)
 
 
-def test_occurrences_leave_comments_and_strings_out(shop: Snapshot, backend: JediBackend) -> None:
+def test_occurrences_leave_comments_and_strings_out(shop: Snapshot, backend: ProcessBackend) -> None:
     # `total` stands in an import, a comment, a docstring and one call: two uses in code.
     assert "uses total 2 times" in jump(shop, backend, "total", "src/shop/cart.py", 9).content
 
 
-def test_the_installed_package_of_the_same_name_is_never_shown(store: SnapshotStore, backend: JediBackend) -> None:
+def test_the_installed_package_of_the_same_name_is_never_shown(store: SnapshotStore, backend: ProcessBackend) -> None:
     import requests  # this machine has the real one
 
     assert requests.get
@@ -156,7 +157,7 @@ def test_the_installed_package_of_the_same_name_is_never_shown(store: SnapshotSt
     )
 
 
-def test_bodies_are_whole(shop: Snapshot, backend: JediBackend) -> None:
+def test_bodies_are_whole(shop: Snapshot, backend: ProcessBackend) -> None:
     total = jump(shop, backend, "total", "src/shop/cart.py").content
     assert total.split("\n", 1)[1].startswith("@functools.lru_cache(\n    maxsize=3,\n)\ndef total(items):")
     assert total.endswith("return sum(items) + inner()")
@@ -186,7 +187,7 @@ def test_bodies_are_whole(shop: Snapshot, backend: JediBackend) -> None:
     ],
 )
 def test_odd_files(
-    store: SnapshotStore, backend: JediBackend, tmp_path: Path, name: str, raw: bytes, shown: str
+    store: SnapshotStore, backend: ProcessBackend, tmp_path: Path, name: str, raw: bytes, shown: str
 ) -> None:
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / f"{name}.py").write_bytes(raw)
@@ -195,8 +196,8 @@ def test_odd_files(
     assert result.content.split("\n", 1)[1] == shown
 
 
-def test_same_answer_from_another_folder_worker_and_time(tmp_path: Path, backend: JediBackend) -> None:
-    other = JediBackend(1, cache_dir=tmp_path / "jedi")
+def test_same_answer_from_another_folder_worker_and_time(tmp_path: Path, backend: ProcessBackend) -> None:
+    other = jedi_backend(1, cache_dir=tmp_path / "jedi")
     try:
         asked = [("total", "src/shop/cart.py"), ("run", "src/shop/cart.py"), ("dumps", "src/shop/cart.py")]
         one, two = (SnapshotStore(tmp_path / x).from_files(FILES) for x in "ab")
@@ -249,13 +250,13 @@ def test_resolver_failures_are_one_line(shop: Snapshot, error: str) -> None:
     ["/etc/passwd", "../x.py", "src/../../x.py", "a\0.py", "src\\a.py", "", "src", "src/shop", "x" * 300 + ".py",
      "SRC/SHOP/CART.PY", "~/x.py", "/dev/zero", "src/shop/none.py/x.py"],
 )  # fmt: skip
-def test_paths_stay_inside(shop: Snapshot, backend: JediBackend, path: str) -> None:
+def test_paths_stay_inside(shop: Snapshot, backend: ProcessBackend, path: str) -> None:
     result = jump(shop, backend, "total", path)
     assert result.status is Status.BAD_PATH and "\n" not in result.content
 
 
 @pytest.mark.parametrize("path", ["./src/shop/cart.py", "src//shop/cart.py", "src/./shop/cart.py"])
-def test_other_spellings_of_a_path(shop: Snapshot, backend: JediBackend, path: str) -> None:
+def test_other_spellings_of_a_path(shop: Snapshot, backend: ProcessBackend, path: str) -> None:
     assert jump(shop, backend, "total", path).status is Status.OK
 
 
@@ -280,7 +281,7 @@ def test_links_fifos_and_native_code_do_not_enter_a_snapshot(tmp_path: Path, sto
     assert not (snapshot.root / "inner.py").stat().st_mode & 0o222
 
 
-def test_a_link_planted_later_is_refused(tmp_path: Path, store: SnapshotStore, backend: JediBackend) -> None:
+def test_a_link_planted_later_is_refused(tmp_path: Path, store: SnapshotStore, backend: ProcessBackend) -> None:
     snapshot = store.from_files({"a.py": "x = 1\n"})
     (tmp_path / "b.py").write_text("x = 1\n")
     (snapshot.root / "b.py").symlink_to(tmp_path / "b.py")

@@ -12,7 +12,7 @@ import pytest
 
 from envs.base import Action, Limits
 from envs.parsing import parse_tool_calls
-from envs.repo_navigator.backend import CachedBackend, JediBackend
+from envs.repo_navigator.backend import CachedBackend, ProcessBackend
 from envs.repo_navigator.environment import RepoNavigator
 from envs.repo_navigator.snapshot import SnapshotStore
 from rl.types import Task
@@ -68,7 +68,7 @@ async def train(make: Any, *, shuffled: bool) -> tuple[float, float, np.ndarray]
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_a_tiny_policy_learns_to_jump_first(store: SnapshotStore, backend: JediBackend, shuffled: bool) -> None:
+def test_a_tiny_policy_learns_to_jump_first(store: SnapshotStore, backend: ProcessBackend, shuffled: bool) -> None:
     cached = CachedBackend(backend)
 
     def make() -> RepoNavigator:
