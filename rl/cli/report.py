@@ -42,6 +42,9 @@ def reported() -> Iterator[None]:
         if not isinstance(error, Exception):
             raise
         cause = _leaf(error)
+        if isinstance(cause, ConfigError):  # from one of several things that were done at once
+            console.print(f"[red]error:[/red] {escape(str(cause))}")
+            raise typer.Exit(USER) from error
         if logging.getLogger().isEnabledFor(logging.DEBUG) or not _expected(cause):
             console.print(escape("".join(traceback.format_exception(cause))))
         console.print(f"[red]error:[/red] {escape(str(cause) or type(cause).__name__)}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Callable
 
 from rl.config.errors import ConfigError
 from rl.config.schema import Config, SourceConfig
+from rl.tracking.names import METRICS, describe
 
 Origin = Callable[[str], str]
 
@@ -41,6 +44,7 @@ def check_config(config: Config, origin_of: Origin) -> None:
     for where, sources in (("data", config.data.sources), ("eval", config.eval.sources)):
         _sources(where, sources, refuse)
     _rewards(config, refuse)
+    _metrics(config, refuse)
     if not config.name or "/" in config.name or config.name in (".", ".."):
         refuse("name", f"{config.name!r} cannot be the name of a folder")
     if config.offline_options and config.method == "rl":
@@ -181,3 +185,38 @@ def _rewards(config: Config, refuse: Callable[[str, str], None]) -> None:
             for name in source.rewards or ():
                 if name not in names:
                     refuse(f"{where}.sources.{i}.rewards", f"{name!r} is none of the rewards {names}")
+
+
+def _metrics(config: Config, refuse: Callable[[str, str], None]) -> None:
+    """Metrics that settings name exist: a misspelt one would never fire, and never rank a checkpoint."""
+    named = {}
+    if config.stop.metric is not None:
+        try:
+            named["stop.metric"] = parse_metric_rule(config.stop.metric)[0]
+        except ValueError as error:
+            refuse("stop.metric", str(error))
+    if config.checkpoint.best is not None:
+        named["checkpoint.best"] = config.checkpoint.best
+    algorithm = config.algorithm
+    parts = (config.environment, config.planner, algorithm.objective, algorithm.advantage, algorithm.policy_loss)
+    own = any(":" in part for part in parts)  # a user's part may log names of its own
+    for key, name in named.items():
+        if describe(name) is None and not own:
+            near = difflib.get_close_matches(name, METRICS, 1)
+            hint = f"did you mean `{near[0]}`?" if near else "docs/metrics.md lists them"
+            refuse(key, f"no metric is called {name!r}; {hint}")
+        evaluates = config.eval.sources and (config.eval.every or config.eval.at_start or config.eval.at_end)
+        if name.startswith("eval/") and config.method == "rl" and not evaluates:
+            refuse(key, f"{name} is never measured: set eval.sources, and eval.every or eval.at_end")
+
+
+def parse_metric_rule(text: str) -> tuple[str, str, float]:
+    """``eval/accuracy >= 0.6`` as (name, comparison, bound).
+
+    Raises:
+        ValueError: the text is not of that form.
+    """
+    match = re.fullmatch(r"\s*(\S+)\s*(>=|<=|>|<)\s*([-+0-9.eE]+)\s*", text)
+    if match is None:
+        raise ValueError(f"{text!r} is not of the form `eval/accuracy >= 0.6`")
+    return match[1], match[2], float(match[3])

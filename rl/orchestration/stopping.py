@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
-import re
 from collections.abc import Mapping
 
+from rl.config.checks import parse_metric_rule
 from rl.config.schema import Config, StopConfig
 
 COMPARISONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
-
-
-def parse_metric_rule(text: str) -> tuple[str, str, float]:
-    """``eval/accuracy >= 0.6`` as (name, comparison, bound).
-
-    Raises:
-        ValueError: the text is not of that form.
-    """
-    match = re.fullmatch(r"\s*(\S+)\s*(>=|<=|>|<)\s*([-+0-9.eE]+)\s*", text)
-    if match is None:
-        raise ValueError(f"stop.metric: {text!r} is not of the form `eval/accuracy >= 0.6`")
-    return match[1], match[2], float(match[3])
 
 
 def fired(

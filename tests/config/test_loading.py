@@ -93,6 +93,9 @@ def test_one_entry_of_a_list_can_be_changed() -> None:
         ("reward.outcome=nothing", "none of the rewards"),
         ("--stop.steps=3", "without dashes"),
         ("stop.steps", "not an override"),
+        ("stop.metric=eval/accuracy", "of the form"),
+        ("stop.metric=eval/acuracy >= 0.5", "did you mean `eval/accuracy`"),
+        ("checkpoint.best=val:acuracy", "no metric is called 'val:acuracy'"),
         ("tracking.wandb_key_env=${oc.env:HOME}", "environment variable"),
     ],
 )
@@ -100,6 +103,13 @@ def test_bad_settings_are_refused_with_advice(override: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load("grpo/arithmetic_cpu", [override])
     assert says in str(caught.value)
+
+
+def test_a_metric_that_is_never_measured_ranks_nothing() -> None:
+    load("grpo/arithmetic_cpu", ["checkpoint.best=eval/accuracy"])
+    with pytest.raises(ConfigError, match="never measured"):
+        load("grpo/arithmetic_cpu", ["checkpoint.best=eval/accuracy", "eval.sources=[]"])
+    load("grpo/arithmetic_cpu", ["checkpoint.best=mine/score", "planner=mine.py:Planner"])
 
 
 def test_duplicate_keys_and_other_encodings_are_errors(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rl.config.checks import parse_metric_rule
 from rl.config.schema import Config, StopConfig
-from rl.orchestration.stopping import fired, parse_metric_rule, total_steps, total_updates
+from rl.orchestration.stopping import fired, total_steps, total_updates
 
 NOW = {"step": 10, "epoch": 1.5, "hours": 2.0, "tokens": 5000, "metrics": {"eval/accuracy": 0.7}}
 
