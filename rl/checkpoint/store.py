@@ -24,7 +24,7 @@ from rl.config.schema import CheckpointConfig
 
 log = logging.getLogger(__name__)
 FORMAT = 2
-_NAME = re.compile(r"step-(\d{6,})")
+_NAME = re.compile(r"step-(\d{6,})(\.old)?")
 
 
 class CheckpointError(RuntimeError):
@@ -40,10 +40,24 @@ class Checkpoint:
 
     def state(self) -> dict[str, Any]:
         """The controller's state as it was saved."""
-        return json.loads((self.path / "controller.json").read_text())
+        return json.loads((self.path / "controller.json").read_text(encoding="utf-8"))
 
     def manifest(self) -> dict[str, Any]:
-        return json.loads((self.path / "manifest.json").read_text())
+        """Sizes and checksums of the files.
+
+        Raises:
+            CheckpointError: it is missing or torn, so that the checkpoint is none.
+        """
+        try:
+            manifest = json.loads((self.path / "manifest.json").read_bytes())
+            return manifest | {"files": dict(manifest["files"])}
+        except FileNotFoundError:
+            raise CheckpointError(f"{self.path} has no manifest.json") from None
+        except (ValueError, KeyError, TypeError):  # ValueError: no JSON, or no UTF-8
+            raise CheckpointError(f"the manifest.json of {self.path} is torn") from None
+
+    def bytes(self) -> int:
+        return sum(entry["bytes"] for entry in self.manifest()["files"].values())
 
     def value(self) -> float | None:
         """Of the metric that ranked it when it was saved."""
@@ -107,7 +121,9 @@ class CheckpointStore:
 
     def begin(self, step: int) -> Path:
         """An empty folder for the files of ``step``, which `commit` makes a checkpoint."""
-        self._check_room()
+        before = self.complete()
+        if before:  # it takes what the last one took
+            self.check_room(before[-1].bytes())
         scratch = self.root / f"tmp-step-{step:06d}"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
@@ -132,27 +148,29 @@ class CheckpointStore:
         with self.discarding(scratch):
             self._seal(scratch, step, value)
         target = self.root / f"step-{step:06d}"
-        if target.exists():  # the same step again, after a resume
-            shutil.rmtree(target)
+        if target.exists():  # the same step again; a crash between the renames leaves the older one readable
+            old = target.with_suffix(".old")
+            shutil.rmtree(old, ignore_errors=True)
+            target.rename(old)
         scratch.rename(target)
         _flush(self.root)
         self._point_latest(target.name)
         self.prune()
 
     def all(self) -> list[Checkpoint]:
-        """Complete checkpoints, oldest first."""
-        found = []
-        for path in self.root.iterdir():
+        """Whole and damaged checkpoints, oldest first."""
+        found: dict[int, Checkpoint] = {}
+        for path in sorted(self.root.iterdir(), reverse=True):  # step-N after step-N.old
             match = _NAME.fullmatch(path.name)
-            if match and (path / "manifest.json").is_file():
-                found.append(Checkpoint(int(match[1]), path))
-        return sorted(found, key=lambda c: c.step)
+            if match and path.is_dir():
+                found[int(match[1])] = Checkpoint(int(match[1]), path)
+        return sorted(found.values(), key=lambda c: c.step)
 
     def complete(self) -> list[Checkpoint]:
         """Those of this format whose files are all there with the right sizes, oldest first."""
         found = []
         for checkpoint in self.all():
-            with contextlib.suppress(CheckpointError):
+            with contextlib.suppress(CheckpointError):  # of another format
                 if verify(checkpoint, contents=False) is None:
                     found.append(checkpoint)
         return found
@@ -198,13 +216,12 @@ class CheckpointStore:
                 shutil.rmtree(checkpoint.path, ignore_errors=True)
         for path in self.root.glob("tmp-step-*"):
             shutil.rmtree(path, ignore_errors=True)
+        for old in self.root.glob("step-*.old"):
+            if (old.with_suffix("") / "manifest.json").is_file():
+                shutil.rmtree(old, ignore_errors=True)
 
-    def _check_room(self) -> None:
-        """A checkpoint takes what the last one took."""
-        before = self.all()
-        if not before:
-            return
-        wanted = sum(entry["bytes"] for entry in before[-1].manifest()["files"].values())
+    def check_room(self, wanted: int) -> None:
+        """Raises CheckpointError where the disk has less than ``wanted`` bytes free."""
         free = shutil.disk_usage(self.root).free
         if free < wanted:
             raise CheckpointError(
@@ -238,7 +255,10 @@ def verify(checkpoint: Checkpoint, *, contents: bool = True) -> str | None:
     Raises:
         CheckpointError: another format, which this version cannot read.
     """
-    manifest = checkpoint.manifest()
+    try:
+        manifest = checkpoint.manifest()
+    except CheckpointError as error:
+        return str(error)
     if manifest.get("format") != FORMAT:
         raise CheckpointError(
             f"{checkpoint.path} has format {manifest.get('format')}; this version of Hone reads format {FORMAT}"

@@ -32,16 +32,14 @@ def list_checkpoints(run: RunPath) -> None:
         latest, best = store.latest(), store.best()
         table = Table("step", "GiB", "value", "", box=None)
         for checkpoint in store.all():
-            size = sum(entry["bytes"] for entry in checkpoint.manifest()["files"].values())
-            marks = [name for name, c in (("latest", latest), ("best", best)) if c == checkpoint]
             fault = verify(checkpoint, contents=False)
+            if fault is not None:
+                table.add_row(str(checkpoint.step), "", "", f"damaged: {fault}")
+                continue
+            marks = [name for name, c in (("latest", latest), ("best", best)) if c == checkpoint]
             value = checkpoint.value()
-            table.add_row(
-                str(checkpoint.step),
-                f"{size / 2**30:.2f}",
-                "" if value is None else f"{value:.4g}",
-                fault or ", ".join(marks),
-            )
+            size = f"{checkpoint.bytes() / 2**30:.2f}"
+            table.add_row(str(checkpoint.step), size, "" if value is None else f"{value:.4g}", ", ".join(marks))
         print_table(table)
 
 

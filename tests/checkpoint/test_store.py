@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from rl.checkpoint.store import CheckpointError, CheckpointStore, Retention, ver
 def save(store: CheckpointStore, step: int, text: str = "weights", value: float | None = None) -> None:
     with store.writing(step, value=value) as folder:
         (folder / "trainer").mkdir()
-        (folder / "trainer" / "rank0.bin").write_text(text * step)
+        (folder / "trainer" / "rank0.bin").write_text(text * min(step, 9))
         write_state(folder, {"step": step})
 
 
@@ -42,19 +43,82 @@ def test_an_error_while_writing_leaves_the_previous_one(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-000001"]
 
 
-@pytest.mark.parametrize("damage", ["missing", "short"])
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "contents", "says"),
+    [
+        ("trainer/rank0.bin", None, "rank0.bin is missing"),
+        ("trainer/rank0.bin", b"w", "rank0.bin has 1 bytes instead of 14"),
+        ("controller.json", b"", "controller.json has 0 bytes"),
+        ("manifest.json", None, "no manifest.json"),
+        ("manifest.json", b"", "manifest.json of .* is torn"),
+        ("manifest.json", b'{"format": 2', "torn"),
+        ("manifest.json", b'{"format": 2}', "torn"),
+        ("manifest.json", b"\xff\xfe", "torn"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_and_named(  # RES-19, RES-29
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, contents: bytes | None, says: str
+) -> None:
     store = CheckpointStore(tmp_path)
     save(store, 1)
     save(store, 2)
-    victim = tmp_path / "step-000002" / "trainer" / "rank0.bin"
-    if damage == "missing":
-        victim.unlink()
-    else:
-        victim.write_text("w")
+    victim = tmp_path / "step-000002" / name
+    victim.unlink() if contents is None else victim.write_bytes(contents)
     latest = store.latest()
     assert latest is not None
     assert latest.step == 1
+    assert re.search(rf"step-000002 is damaged \(.*{says}", caplog.text)
+    assert [c.step for c in store.complete()] == [1]
+    save(store, 3)  # neither stumbles over it nor counts or deletes it
+    assert [c.step for c in store.all()] == [1, 2, 3]
+
+
+def test_a_crash_between_the_renames_of_a_step_saved_again_leaves_one(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, Retention(last=1))
+    save(store, 2)
+    (tmp_path / "step-000002").rename(tmp_path / "step-000002.old")  # and here the process died
+    latest = store.latest()
+    assert latest is not None
+    assert (latest.step, latest.state()) == (2, {"step": 2})
+    store.prune()
+    assert store.latest() is not None
+    save(store, 2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["latest", "step-000002"]
+
+
+@pytest.mark.parametrize(
+    ("retention", "saved", "left"),
+    [
+        (Retention(last=1), {2: None, 4: None, 6: None}, [6]),  # RES-14
+        (Retention(last=3), {9: None, 10: None, 11: None, 100: None}, [10, 11, 100]),  # RES-15: numbers, not names
+        (
+            Retention(last=3),
+            {999_999: None, 1_000_000: None, 1_000_001: None, 2_000_000: None},
+            [10**6, 10**6 + 1, 2 * 10**6],
+        ),
+        (Retention(last=1, best=1), {2: 0.9, 4: 0.1, 6: 0.2, 8: 0.3}, [2, 8]),  # RES-17
+        # RES-18: saved every 2, measured every 3: a checkpoint has the newest value that there was, and 2 has none.
+        (Retention(last=1, best=1), {2: None, 4: 0.9, 6: 0.5}, [4, 6]),
+        (Retention(last=1, best=3), {2: None, 4: 0.9, 6: 0.5}, [4, 6]),
+    ],
+)
+def test_what_is_kept(tmp_path: Path, retention: Retention, saved: dict[int, float | None], left: list[int]) -> None:
+    for step, value in saved.items():  # RES-12: every save is another process, which looks at the disk
+        save(CheckpointStore(tmp_path, retention), step, "w", value=value)
+    os.utime(tmp_path / f"step-{left[0]:06d}")  # the newest by its time
+    store = CheckpointStore(tmp_path, retention)
+    store.prune()
+    assert [c.step for c in store.all()] == left
+
+
+def test_the_last_one_is_deleted_only_after_the_new_one_is_whole(tmp_path: Path) -> None:  # RES-11, RES-13
+    store = CheckpointStore(tmp_path, Retention(last=1))
+    save(store, 2)
+    with pytest.raises(OSError, match="half way"), store.writing(4) as folder:
+        (folder / "trainer").mkdir()
+        (folder / "trainer" / "rank0.bin").write_text("one of two writers")
+        raise OSError("half way")
+    assert [c.step for c in store.complete()] == [2]
 
 
 def test_changed_bytes_of_the_same_length_are_found_by_verify(tmp_path: Path) -> None:
