@@ -66,9 +66,9 @@ def test_single_turns_are_scored_and_saved(sums: list[str], tmp_path: Path) -> N
 
 def test_an_endpoint_that_refuses_or_is_not_there_is_told(sums: list[str]) -> None:
     refused = evaluate(*sums, how="refuse")
-    assert refused.exit_code == 1 and "40000 tokens" in refused.output, refused.output
+    assert refused.exit_code == 2 and "40000 tokens" in refused.output, refused.output
     absent = CliRunner().invoke(app, ["eval", *sums, "--endpoint", "http://127.0.0.1:9/v1"])
-    assert absent.exit_code == 1 and "127.0.0.1:9" in absent.output, absent.output
+    assert absent.exit_code == 2 and "127.0.0.1:9" in absent.output, absent.output
 
 
 def test_repo_navigator_is_shown_beside_its_baselines(tmp_path: Path) -> None:
