@@ -76,9 +76,16 @@ async def ceiling(
     snapshot: Snapshot, entry: str, gold: Collection[str], backend: DefinitionBackend, *, max_calls: int = 12
 ) -> Ceiling:
     """Reachability of the gold locations from an entry file."""
-    depth_of, complete = await reach(snapshot, entry, backend)
+    return ceiling_of(await reach(snapshot, entry, backend), snapshot, gold, max_calls=max_calls)
+
+
+def ceiling_of(
+    reached: tuple[Mapping[str, int], bool], snapshot: Snapshot, gold: Collection[str], *, max_calls: int = 12
+) -> Ceiling:
+    """Reachability of the gold locations, from what `reach` returned."""
+    depth_of, complete = reached
     wanted = canonical_set(gold, snapshot, qualified=True)
-    files = {location.partition("::")[0]: 0 for location in depth_of}
+    files = {location.partition("::")[0] for location in depth_of}
     near = [g for g in wanted if depth_of.get(g, max_calls + 1) <= max_calls or g in files]
     ever = [g for g in wanted if g in depth_of or g in files]
     return Ceiling(

@@ -41,29 +41,42 @@ class Mutation:
     """The whole file with the bug."""
 
 
-def mutations(source: Source) -> list[Mutation]:
+def mutations(source: Source) -> Iterator[Mutation]:
     """Every bug that can be planted in the functions of a file; each result parses and differs."""
-    if source.tree is None:
-        return []
-    found = []
-    for node in ast.walk(source.tree):
-        for start, end, old, new, symptom in _edits(node, source):
-            definition = _function_of(source, start[0])
-            text = _replace(source, start, end, old, new)
-            if definition is not None and text is not None and text != source.text:
-                found.append(Mutation(definition, start[0], symptom, text))
-    return found
+    for definition, edit in _candidates(source):
+        mutation = _planted(source, definition, edit)
+        if mutation is not None:
+            yield mutation
 
 
 def pick(source: Source, rng: random.Random) -> Mutation | None:
-    """One bug, each function equally likely."""
-    by_name: dict[str, list[Mutation]] = {}
-    for mutation in mutations(source):
-        by_name.setdefault(mutation.definition.qualname, []).append(mutation)
-    return rng.choice(by_name[rng.choice(sorted(by_name))]) if by_name else None
+    """One bug, each function equally likely. Only edits that are drawn are tried: a try parses the whole file."""
+    by_name: dict[str, list[tuple[Definition, Edit]]] = {}
+    for definition, edit in _candidates(source):
+        by_name.setdefault(definition.qualname, []).append((definition, edit))
+    for name in rng.sample(sorted(by_name), len(by_name)):
+        for definition, edit in rng.sample(by_name[name], len(by_name[name])):
+            mutation = _planted(source, definition, edit)
+            if mutation is not None:
+                return mutation
+    return None
 
 
 Edit = tuple[tuple[int, int], tuple[int, int], str, str, str]
+
+
+def _candidates(source: Source) -> Iterator[tuple[Definition, Edit]]:
+    for node in ast.walk(source.tree) if source.tree is not None else ():
+        for edit in _edits(node, source):
+            definition = _function_of(source, edit[0][0])
+            if definition is not None:
+                yield definition, edit
+
+
+def _planted(source: Source, definition: Definition, edit: Edit) -> Mutation | None:
+    start, end, old, new, symptom = edit
+    text = _replace(source, start, end, old, new)
+    return None if text is None or text == source.text else Mutation(definition, start[0], symptom, text)
 
 
 def _edits(node: ast.AST, source: Source) -> Iterator[Edit]:

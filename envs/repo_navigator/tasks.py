@@ -11,15 +11,19 @@ import asyncio
 import dataclasses
 import json
 import random
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+import tarfile
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.progress import track
 
 from envs.repo_navigator.backend import CachedBackend, DefinitionBackend
-from envs.repo_navigator.ceiling import ceiling
+from envs.repo_navigator.ceiling import ceiling_of, reach
 from envs.repo_navigator.engines import ENGINES, make_backend
 from envs.repo_navigator.entry import choose_entry
 from envs.repo_navigator.gold import (
@@ -36,6 +40,7 @@ from envs.repo_navigator.snapshot import MAX_FILE_BYTES, Snapshot, SnapshotStore
 from envs.repo_navigator.source import read_source
 
 Row = dict[str, Any]
+_CONSOLE = Console(stderr=True)
 app = typer.Typer(help="Make RepoNavigator tasks.", no_args_is_help=True, pretty_exceptions_enable=False)
 
 
@@ -124,6 +129,7 @@ def planted_rows(spec: str, store: SnapshotStore, *, count: int, seed: int = 0) 
     clean = open_snapshot({"repository": spec}, store)
     rng = random.Random(seed)
     paths = [p for p in clean.files if is_source_path(p) and (clean.root / p).stat().st_size < MAX_FILE_BYTES // 4]
+    users = _users(clean)
     rows: dict[str, Row] = {}
     for _ in range(count * 10):
         if len(rows) == count or not paths:
@@ -134,42 +140,63 @@ def planted_rows(spec: str, store: SnapshotStore, *, count: int, seed: int = 0) 
             paths.remove(path)
             continue
         overlay = {path: mutation.text}
-        buggy = open_snapshot({"repository": spec, "overlay": overlay}, store)
+        buggy = store.from_folder(clean.root, overlay=overlay)
         gold = f"{path}::{mutation.definition.qualname}"
         task_id = f"{spec.rpartition('/')[2]}-{buggy.snapshot_id[:12]}"
-        rows[task_id] = _task(task_id, _issue(mutation, path, clean, rng), spec, overlay, buggy, [gold])
+        rows[task_id] = _task(task_id, _issue(mutation, path, users, rng), spec, overlay, buggy, [gold])
     return list(rows.values())
 
 
-def _issue(mutation: Mutation, path: str, snapshot: Snapshot, rng: random.Random) -> str:
+Users = Mapping[str, Collection[tuple[str, str]]]
+
+
+def _users(snapshot: Snapshot) -> Users:
+    """By name: the functions (file, qualified name) whose code uses it."""
+    users: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
+    for path in filter(is_source_path, snapshot.files):
+        source = read_source(snapshot.root / path)
+        for name in source.names():
+            for use in source.occurrences(name):
+                owner = source.innermost(use.line)
+                if owner is not None and owner.kind == "function" and owner.qualname.rpartition(".")[2] != name:
+                    users[name].add((path, owner.qualname))
+    return users
+
+
+def _issue(mutation: Mutation, path: str, users: Users, rng: random.Random) -> str:
     name = mutation.definition.qualname.rpartition(".")[2]
-    users = []
-    for other in snapshot.files:
-        if other == path or not is_source_path(other):
-            continue
-        source = read_source(snapshot.root / other)
-        for use in source.occurrences(name):
-            owner = source.innermost(use.line)
-            if owner is not None and owner.kind == "function" and owner.qualname.rpartition(".")[2] != name:
-                users.append((other, owner.qualname))
-    if users:
-        where, user = rng.choice(sorted(set(users)))
+    elsewhere = sorted(user for user in users.get(name, ()) if user[0] != path)
+    if elsewhere:
+        where, user = rng.choice(elsewhere)
         place = f"I noticed it when using `{user}` of {where}."
     else:
         place = "I noticed it in everyday use; I do not know which part is to blame."
     return f"Wrong behaviour since the last change: {mutation.symptom}.\n\n{place}"
 
 
-async def with_ceilings(rows: list[Row], store: SnapshotStore, backend: DefinitionBackend) -> list[Row]:
-    """Adds `ceiling` to each task and drops those of which nothing can be reached."""
+async def with_ceilings(
+    rows: Iterable[Row], store: SnapshotStore, backend: DefinitionBackend, *, clean: Snapshot | None = None
+) -> list[Row]:
+    """Adds `ceiling` to each task and drops those of which nothing can be reached.
+
+    Args:
+        clean: of planted bugs, the project before them. Chains are searched there, once for all tasks
+            that start from the same file: the bug is inside its own function, and no shortest chain
+            to a function leads through that function's body.
+    """
     kept = []
+    reached: dict[tuple[str, str], tuple[dict[str, int], bool]] = {}
     for row in rows:
         snapshot = open_snapshot(row, store)
         try:
             entry = choose_entry("auto", row["issue"], snapshot, row["gold_files"])
         except ValueError:  # every file that could be shown is part of the answer
             continue
-        limit = await ceiling(snapshot, entry.path, row["gold"], backend)
+        searched = clean or snapshot
+        key = (searched.snapshot_id, entry.path)
+        if key not in reached:
+            reached[key] = await reach(searched, entry.path, backend)
+        limit = ceiling_of(reached[key], snapshot, row["gold"])
         if limit.reachable_unlimited > 0:
             kept.append({**row, "ceiling": {**dataclasses.asdict(limit), "entry": entry.path, "policy": entry.policy}})
     return kept
@@ -184,10 +211,12 @@ def write_rows(rows: Iterable[Row], out: Path) -> None:
 Engine = Annotated[str, typer.Option(help=f"What finds definitions for the ceiling: {', '.join(ENGINES)}.")]
 
 
-def _finish(rows: list[Row], out: Path, store: SnapshotStore, engine: str) -> None:
+def _finish(rows: list[Row], out: Path, store: SnapshotStore, engine: str, clean: Snapshot | None = None) -> None:
     backend = CachedBackend(make_backend(engine))
     try:
-        kept = asyncio.run(with_ceilings(rows, store, backend))
+        kept = asyncio.run(
+            with_ceilings(track(rows, "searching what can be reached", console=_CONSOLE), store, backend, clean=clean)
+        )
     finally:
         backend.close()
     write_rows(kept, out)
@@ -195,17 +224,31 @@ def _finish(rows: list[Row], out: Path, store: SnapshotStore, engine: str) -> No
     typer.echo(f"{len(kept)} tasks in {out}; {len(rows) - len(kept)} dropped as unreachable; best Dice {mean:.3f}")
 
 
+@contextmanager
+def _told() -> Iterator[None]:
+    """A missing archive, a wrong repository or a missing package is one line, not a traceback."""
+    try:
+        yield
+    except (ValueError, OSError, tarfile.TarError, ModuleNotFoundError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
 @app.command()
 def planted(
     repository: Annotated[str, typer.Argument(help="bundled:NAME, folder:PATH, git:PATH@COMMIT or sdist:FILE.")],
     out: Path,
-    count: int = 20,
+    count: Annotated[int, typer.Option(min=1, help="Tasks to plant; fewer are kept when some cannot be reached.")] = 20,
     seed: int = 0,
     engine: Engine = "jedi",
 ) -> None:
     """Plant bugs in a project."""
     store = SnapshotStore()
-    _finish(planted_rows(repository, store, count=count, seed=seed), out, store, engine)
+    with _told():
+        with _CONSOLE.status(f"planting bugs in {repository}"):
+            rows = planted_rows(repository, store, count=count, seed=seed)
+            clean = open_snapshot({"repository": repository}, store)
+        _finish(rows, out, store, engine, clean)
 
 
 @app.command()
@@ -223,14 +266,16 @@ def swe(
     store = SnapshotStore()
     made: list[Row] = []
     dropped: Counter[str] = Counter()
-    for row, why in swe_rows(read_rows(SourceConfig(path=rows, split=split)), clones, store):
-        if row is None:
-            dropped[why] += 1
-        else:
-            made.append(row)
-    for why, number in dropped.most_common():
-        typer.echo(f"dropped {number}: {why}")
-    _finish(made, out, store, engine)
+    with _told():
+        read = track(read_rows(SourceConfig(path=rows, split=split)), "reading rows", console=_CONSOLE)
+        for row, why in swe_rows(read, clones, store):
+            if row is None:
+                dropped[why] += 1
+            else:
+                made.append(row)
+        for why, number in dropped.most_common():
+            typer.echo(f"dropped {number}: {why}")
+        _finish(made, out, store, engine)
 
 
 if __name__ == "__main__":
