@@ -122,20 +122,21 @@ class TrainerActor:
         self.config, self.number, self.world_size, self.run_id = config, rank, world_size, run_id
         self.rank: Any = None
         self.sender: Any = None
+        self.store: Any = None
 
     def address(self) -> tuple[str, int]:
-        """Host and a free port for the process group; asked of rank 0."""
-        import socket
+        """Host and port where the ranks meet; asked of rank 0, which holds the port from now on."""
+        from rl.meeting import open_store
 
         host = "127.0.0.1" if self.config.ray.address is None else ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return host, probe.getsockname()[1]
+        self.store = open_store(host, self.world_size)
+        return host, self.store.port
 
     def gpu_ids(self) -> list[str]:
         return [str(i) for i in ray.get_gpu_ids()]
 
     def start(self, host: str, port: int) -> None:
+        from rl.meeting import join_store
         from rl.objectives import build
         from rl.sync import create_sender
         from rl.training.rank import TrainerRank
@@ -145,8 +146,7 @@ class TrainerActor:
             self.config,
             rank=self.number,
             world_size=self.world_size,
-            master_addr=host,
-            master_port=port,
+            store=self.store if self.store is not None else join_store(host, port, self.world_size),
             objective=objective,
         )
         self.rank.start()

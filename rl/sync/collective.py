@@ -6,8 +6,6 @@ but the next manifest. NCCL is for GPUs; gloo runs the same code between CPU pro
 
 from __future__ import annotations
 
-import datetime
-import socket
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -15,10 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rl.meeting import TIMEOUT, join_store, open_store
 from rl.sync.base import WeightManifest
 from rl.types import PolicyVersion
-
-TIMEOUT = datetime.timedelta(minutes=10)
 
 
 class CollectiveSender:
@@ -32,19 +29,20 @@ class CollectiveSender:
     def __init__(self, *, backend: str, rank: int, receivers: int, host: str) -> None:
         self._backend, self._rank, self._receivers, self._host = backend, rank, receivers, host
         self._open: WeightManifest | None = None
+        self._store: dist.TCPStore | None = None
 
     def begin(self, version: PolicyVersion, meta: Iterable[tuple[str, tuple[int, ...], str]]) -> WeightManifest:
         names, shapes, dtypes = (tuple(column) for column in zip(*meta, strict=True))
-        with socket.socket() as probe:
-            probe.bind((self._host, 0))
-            address = f"{self._host}:{probe.getsockname()[1]}"
+        if self._rank == 0:
+            self._store = open_store(self._host, self._receivers + 1)
+        address = f"{self._host}:{self._store.port}" if self._store is not None else ""
         options = {"world": self._receivers + 1}
         self._open = WeightManifest(version, self._backend, address, names, shapes, dtypes, options)
         return self._open
 
     def send(self, tensors: Iterator[tuple[str, Any]]) -> None:
         assert self._open is not None, "begin() comes first"
-        group = join(self._open, 0) if self._rank == 0 else None
+        group = None if self._store is None else join(self._open, 0, self._store)
         sent = []
         for name, tensor in tensors:
             sent.append(name)
@@ -54,13 +52,13 @@ class CollectiveSender:
             raise RuntimeError("the tensors sent are not those that were announced")
 
     def commit(self) -> None:
-        self._open = None
+        self._open = self._store = None
 
     def abort(self) -> None:
-        self._open = None
+        self._open = self._store = None
 
     def close(self) -> None:
-        self._open = None
+        self._open = self._store = None
 
 
 def receive(manifest: WeightManifest, rank: int, device: torch.device) -> Iterator[tuple[str, Tensor]]:
@@ -69,18 +67,17 @@ def receive(manifest: WeightManifest, rank: int, device: torch.device) -> Iterat
     Args:
         rank: this receiver's, from 1.
     """
-    group = join(manifest, rank)
+    host, port = manifest.location.rsplit(":", 1)
+    group = join(manifest, rank, join_store(host, int(port), manifest.options["world"]))
     for name, shape, dtype in zip(manifest.names, manifest.shapes, manifest.dtypes, strict=True):
         buffer = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         broadcast(group, buffer)
         yield name, buffer
 
 
-def join(manifest: WeightManifest, rank: int) -> Any:
+def join(manifest: WeightManifest, rank: int, store: dist.TCPStore) -> Any:
     """The process group of one publish, apart from any that DeepSpeed or vLLM have."""
-    host, port = manifest.location.rsplit(":", 1)
     world = manifest.options["world"]
-    store = dist.TCPStore(host, int(port), world, is_master=rank == 0, timeout=TIMEOUT)
     if manifest.transport == "nccl":
         return dist.ProcessGroupNCCL(store, rank, world, dist.ProcessGroupNCCL.Options())
     return dist.ProcessGroupGloo(store, rank, world, TIMEOUT)

@@ -46,7 +46,7 @@ class TrainerRank:
     """Rank ``rank`` of ``world_size``; each lives in a process of its own.
 
     Args:
-        master_addr, master_port: where the process group meets.
+        store: where the process group meets.
         objective: this rank's own instance.
     """
 
@@ -56,12 +56,11 @@ class TrainerRank:
         *,
         rank: int,
         world_size: int,
-        master_addr: str,
-        master_port: int,
+        store: dist.Store,
         objective: Objective,
     ) -> None:
         self._config, self._rank, self._world_size = config, rank, world_size
-        self._address = (master_addr, master_port)
+        self._store = store
         self.objective = objective
         self.updates = 0
         """Optimizer steps since the schedule began."""
@@ -82,8 +81,6 @@ class TrainerRank:
         if not gpu:
             os.environ["DS_ACCELERATOR"] = "cpu"
         os.environ.update(
-            MASTER_ADDR=self._address[0],
-            MASTER_PORT=str(self._address[1]),
             RANK=str(self._rank),
             WORLD_SIZE=str(self._world_size),
             LOCAL_RANK="0",
@@ -100,8 +97,9 @@ class TrainerRank:
         # CPUs, costs a minute of compilation on first use, hangs on a lock that a killed compilation left
         # behind, and leaves 69 MB a rank in /dev/shm. Gloo sums the gradients.
         deepspeed.ops.__compatible_ops__ = {}
-        if not dist.is_initialized():
-            deepspeed.init_distributed(dist_backend="nccl" if gpu else "gloo", verbose=False)
+        backend = "nccl" if gpu else "gloo"
+        dist.init_process_group(backend, store=self._store, rank=self._rank, world_size=self._world_size)
+        deepspeed.init_distributed(dist_backend=backend, verbose=False)
         self._build()
         self._phase = "idle"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 
 def rows(seed: int = 0) -> list:
@@ -40,9 +41,8 @@ def main(model: str, out: str, rank: int, world: int, port: int, stage: int, lay
     settings = [s for s in settings if not s.startswith(("save=", "load="))]
     config = load(None, [*overrides, *settings]).config
     objective = build(config.algorithm, max_response_tokens=64)
-    trainer = TrainerRank(
-        config, rank=rank, world_size=world, master_addr="127.0.0.1", master_port=port, objective=objective
-    )
+    store = dist.TCPStore("127.0.0.1", port, world, rank == 0)
+    trainer = TrainerRank(config, rank=rank, world_size=world, store=store, objective=objective)
     trainer.start()
     everything = rows()
     counts = Counts(sum(r.segment.trained_tokens for r in everything), len(everything), 2)
