@@ -13,9 +13,10 @@ from rl.cli.init import init
 from rl.cli.play import play
 from rl.cli.preflight import preflight
 from rl.cli.rollout import evaluate, rollout
+from rl.cli.run import app as run_app
 from rl.cli.sandbox import sandbox
 from rl.cli.score import score
-from rl.cli.train import fork, replay, resume, train
+from rl.cli.train import resume, train
 
 app = typer.Typer(
     name="hone",
@@ -30,8 +31,7 @@ app.command()(play)
 app.add_typer(check_app, name="check")
 app.command()(train)
 app.command()(resume)
-app.command()(fork)
-app.command()(replay)
+app.add_typer(run_app, name="run")
 app.command()(preflight)
 app.add_typer(config_app, name="config")
 app.add_typer(data_app, name="data")

@@ -84,62 +84,6 @@ def resume(
         train_to_end(lambda: Run.resume(run, *(overrides or ()), force=force, quiet=False))
 
 
-def fork(
-    run: Annotated[Path, typer.Argument(help="Run directory: runs/NAME.")],
-    overrides: Overrides = None,
-    step: Annotated[str, typer.Option("--step", help="A step that has a checkpoint, `latest` or `best`.")] = "latest",
-    force: Annotated[bool, typer.Option("--force", help="Accept changed files and settings.")] = False,
-) -> None:
-    """Start a new run from another run's saved state; the old one stays as it is.
-
-    Example: hone fork runs/arithmetic --step 40 name=slower trainer.lr=1e-6 stop.steps=80
-    """
-    with reported():
-        from rl.checkpoint.fork import fork as make
-
-        need_stack()
-        path, changes = make(run, step, tuple(overrides or ()), force=force)
-        for change in changes:
-            typer.echo(f"changed {change}")
-        from rl.orchestration.run import Run
-
-        train_to_end(lambda: Run.resume(path, quiet=False))
-
-
-def replay(
-    run: Annotated[Path, typer.Argument(help="Run directory: runs/NAME.")],
-    step: Annotated[int, typer.Option("--step", help="The step whose batch was kept.")],
-    overrides: Overrides = None,
-) -> None:
-    """Train once more on a batch that ended a run, and show its metrics and the rows that are not finite.
-
-    Runs keep such a batch in `faults/` when gradients are not finite step after step. Nothing is sampled and
-    nothing is saved; settings can be tried, for example a lower `trainer.max_grad_norm`.
-
-    Example: hone replay runs/arithmetic --step 40 trainer.lr=1e-6
-    """
-    with reported():
-        import asyncio
-
-        from rich.console import Console
-        from rich.table import Table
-
-        need_stack()
-        from rl.orchestration.replay import replay as train_again
-        from rl.tracking.tables import print_table
-
-        metrics, faults = asyncio.run(train_again(run, step, tuple(overrides or ())))
-        table = Table("metric", "value", title=f"step {step} again", box=None)
-        for name, value in sorted(metrics.items()):
-            table.add_row(name, f"{value:.6g}")
-        console = Console()
-        print_table(table, console)
-        for fault in faults:
-            console.print(fault, markup=False)
-        if not faults:
-            console.print("every row's log-probs, advantage and weight are finite")
-
-
 def train_to_end(make: Callable[[], Run]) -> None:
     """Trains until a stop rule fires, and prints the summary; `reported` turns faults into messages."""
     from rl.tracking.summary import summarise

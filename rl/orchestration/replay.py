@@ -39,7 +39,7 @@ async def give_up(session: Session, batches: Sequence[StepBatch]) -> NoReturn:
     await session.saved()
     raise TrainingFault(
         f"{session.skipped_steps} steps in a row had gradients that are not finite; no update was made. The batch of "
-        f"step {step} is kept: `hone replay {directory} --step {step}` trains on it again and names the rows"
+        f"step {step} is kept: `hone run replay {directory} --step {step}` trains on it again and names the rows"
     )
 
 

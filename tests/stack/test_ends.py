@@ -137,11 +137,11 @@ def test_gradients_that_stay_infinite_end_the_run_and_the_batch_can_be_replayed(
     settings = ["rollout.engine=hf", "samples_per_task=4", "tasks_per_step=2", "trainer.max_skipped_steps=2"]
     settings += ["algorithm.policy_loss=loss.py:explode", "stop.steps=9", "eval.at_start=false"]
     done = hone(tmp_path, "train", recipe, *settings, check=False)
-    assert done.returncode == 1 and "hone replay" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1 and "hone run replay" in done.stderr and "Traceback" not in done.stderr
     run = tmp_path / "runs" / "tiny"
     assert [row["step"] for row in metrics(run)] == [1, 2]
     assert metrics(run)[1]["train/skipped_updates"] == 1
-    again = hone(tmp_path, "replay", "runs/tiny", "--step", "3")
+    again = hone(tmp_path, "run", "replay", "runs/tiny", "--step", "3")
     assert "train/skipped_updates" in again.stdout and "every row" in again.stdout
-    assert hone(tmp_path, "replay", "runs/tiny", "--step", "2", check=False).returncode == 2
+    assert hone(tmp_path, "run", "replay", "runs/tiny", "--step", "2", check=False).returncode == 2
     assert [row["step"] for row in metrics(run)] == [1, 2]

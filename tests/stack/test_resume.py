@@ -62,7 +62,7 @@ def check_fork(folder: Path) -> None:
     """A fork starts where the old run was saved, goes its own way, and leaves that run alone."""
     old = folder / "runs" / "straight"
     before = metrics(old)
-    hone(folder, "fork", "runs/straight", "--step", "4", "name=forked", "trainer.lr=0", "stop.steps=5")
+    hone(folder, "run", "fork", "runs/straight", "--step", "4", "name=forked", "trainer.lr=0", "stop.steps=5")
     new = folder / "runs" / "forked"
     assert [row["step"] for row in metrics(new) if "train/loss" in row] == [1, 2, 3, 4, 5]
     assert without_times(metrics(new))[: len(before)] == without_times(before)
