@@ -13,6 +13,7 @@ import hashlib
 import json
 import logging
 import os
+import random
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rl.config.schema import CheckpointConfig
 
 log = logging.getLogger(__name__)
-FORMAT = 2
+FORMAT = 3
 _NAME = re.compile(r"step-(\d{6,})(\.old)?")
 
 
@@ -39,8 +42,15 @@ class Checkpoint:
     path: Path
 
     def state(self) -> dict[str, Any]:
-        """The controller's state as it was saved."""
-        return json.loads((self.path / "controller.json").read_text(encoding="utf-8"))
+        """The controller's state as it was saved.
+
+        Raises:
+            CheckpointError: it is missing or torn.
+        """
+        try:
+            return json.loads((self.path / "controller.json").read_bytes())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"the controller.json of {self.path} cannot be read: {error}") from None
 
     def manifest(self) -> dict[str, Any]:
         """Sizes and checksums of the files.
@@ -276,7 +286,20 @@ def verify(checkpoint: Checkpoint, *, contents: bool = True) -> str | None:
 
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Writes the controller's state; plain JSON values only."""
-    (folder / "controller.json").write_text(json.dumps(state, indent=1))
+    (folder / "controller.json").write_text(json.dumps(state))
+
+
+def random_state() -> dict[str, Any]:
+    """Python's and NumPy's global generators, which a reward or a planner may draw from, as JSON values."""
+    kind, keys, *rest = np.random.get_state()
+    return {"python": random.getstate(), "numpy": [kind, np.asarray(keys).tolist(), *rest]}
+
+
+def load_random_state(state: Mapping[str, Any]) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, np.asarray(keys, np.uint32), *rest))
 
 
 def _digest(path: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from rewards.scorer import Scorer
 from rl.checkpoint.copies import Copies
-from rl.checkpoint.store import Checkpoint, CheckpointStore, write_state
+from rl.checkpoint.store import Checkpoint, CheckpointStore, load_random_state, random_state, write_state
 from rl.config.schema import Config
 from rl.data import TaskStream
 from rl.objectives.base import Objective
@@ -23,6 +23,7 @@ from rl.orchestration.stopping import fired, total_steps
 from rl.orchestration.trainer_group import TrainerGroup
 from rl.planners.base import Planner, PlannerContext
 from rl.tracking.progress import Progress
+from rl.tracking.run_directory import RunDirectory
 from rl.tracking.tracker import Tracker
 from rl.types import PolicyVersion, Task
 
@@ -63,6 +64,7 @@ class Session:
     tasks: TaskStream
     eval_tasks: Mapping[str, Sequence[Task]]
     eos: tuple[int, ...]
+    directory: RunDirectory
     tracker: Tracker
     progress: Progress
     store: CheckpointStore
@@ -160,6 +162,7 @@ class Session:
             with self.store.discarding(scratch):
                 await self.trainer.save(scratch / "trainer")
                 write_state(scratch, self.state_dict())
+                self.directory.copy_records(scratch / "run")
         self._saving = asyncio.create_task(self._write(scratch, step, value))
         if not self.config.checkpoint.background:
             await self.saved()
@@ -209,6 +212,7 @@ class Session:
         self.tasks.load_state_dict(state["tasks"])
         self.planner.load_state_dict(state["planner"])
         self.objective.load_state_dict(state["objective"])
+        load_random_state(state["random"])
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -216,4 +220,5 @@ class Session:
             "tasks": self.tasks.state_dict(),
             "planner": self.planner.state_dict(),
             "objective": self.objective.state_dict(),
+            "random": random_state(),
         }

@@ -85,6 +85,7 @@ async def open_session(
             tasks=tasks,
             eval_tasks=held_out,
             eos=eos_ids(config.model, tokenizer),
+            directory=directory,
             tracker=stack.enter_context(Tracker(directory, config)),
             progress=progress,
             store=CheckpointStore(directory.checkpoints, keeps),

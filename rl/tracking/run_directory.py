@@ -18,6 +18,8 @@ from rl.tracking.jsonable import write_atomic
 from rl.tracking.lock import RunLock
 from rl.tracking.provenance import write_provenance
 
+RECORDS = ("config.yaml", "versions.json", "git.json", "git.patch", "state.json")
+
 
 class RunDirectory:
     """A run's folder. Make it with ``create`` or ``open``; ``close`` gives it free."""
@@ -109,6 +111,13 @@ class RunDirectory:
     def update_state(self, **values: Any) -> None:
         """Adds to ``state.json``."""
         write_atomic(self.path / "state.json", json.dumps(self.state() | values, indent=1) + "\n")
+
+    def copy_records(self, folder: Path) -> None:
+        """Copies what says which run this is into a checkpoint, which tells it without its run."""
+        folder.mkdir()
+        for name in RECORDS:
+            if (self.path / name).is_file():
+                shutil.copyfile(self.path / name, folder / name)
 
     def metrics(self) -> list[dict[str, Any]]:
         """All complete lines of ``metrics.jsonl``, in order."""

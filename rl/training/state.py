@@ -44,9 +44,11 @@ def restore(engine: Any, stage: int, folder: Path, steps: float) -> None:
     """Loads the files of `collect` into an engine of any stage and number of ranks. Collective above stage 0.
 
     Raises:
-        FileNotFoundError: a trained parameter is in none of the files.
+        FileNotFoundError: a trained parameter, or all of the optimizer's state, is in none of the files.
     """
     files = dict(_index(folder))
+    if steps and not any(SEPARATOR in name for name in files):
+        raise FileNotFoundError(f"{folder} holds no optimizer state, but its optimizer had made {steps:.0f} steps")
     if steps:
         _make_moments(engine, stage, steps)
     for name, parameter in _trained(engine.module):

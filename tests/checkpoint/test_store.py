@@ -51,8 +51,8 @@ def test_an_error_while_writing_leaves_the_previous_one(tmp_path: Path) -> None:
         ("controller.json", b"", "controller.json has 0 bytes"),
         ("manifest.json", None, "no manifest.json"),
         ("manifest.json", b"", "manifest.json of .* is torn"),
-        ("manifest.json", b'{"format": 2', "torn"),
-        ("manifest.json", b'{"format": 2}', "torn"),
+        ("manifest.json", b'{"format": 3', "torn"),
+        ("manifest.json", b'{"format": 3}', "torn"),
         ("manifest.json", b"\xff\xfe", "torn"),
     ],
 )
@@ -141,7 +141,7 @@ def test_another_format_is_refused_by_name(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     save(store, 1)
     manifest = tmp_path / "step-000001" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 99'))
+    manifest.write_text(manifest.read_text().replace('"format": 3', '"format": 99'))
     with pytest.raises(CheckpointError, match="format 99"):
         store.latest()
 
