@@ -89,6 +89,7 @@ def refuse_unkept(config: Config) -> None:
         ("trainer.offload", trainer.offload, False),
         ("stop.tokens", stop.tokens, None),
         ("stop.metric", stop.metric, None),
+        ("stop.by", stop.by, None),
         ("checkpoint.best", config.checkpoint.best, None),
         ("checkpoint.every_minutes", config.checkpoint.every_minutes, None),
     ):

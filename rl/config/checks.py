@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable
+from datetime import datetime
 
+from rl.config.deadline import parse_deadline
 from rl.config.errors import ConfigError
 from rl.config.schema import Config, SourceConfig
 from rl.tracking.names import METRICS, describe
@@ -190,6 +192,11 @@ def _rewards(config: Config, refuse: Callable[[str, str], None]) -> None:
 def _metrics(config: Config, refuse: Callable[[str, str], None]) -> None:
     """Metrics that settings name exist: a misspelt one would never fire, and never rank a checkpoint."""
     named = {}
+    if config.stop.by is not None:
+        try:
+            parse_deadline(config.stop.by, now=datetime.now().astimezone(), environ={})
+        except (ValueError, OverflowError) as error:
+            refuse("stop.by", str(error))
     if config.stop.metric is not None:
         try:
             named["stop.metric"] = parse_metric_rule(config.stop.metric)[0]

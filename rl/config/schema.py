@@ -369,6 +369,11 @@ class StopConfig:
     hours: float | None = doc(None, "Wall-clock hours.")
     tokens: int | None = doc(None, "Trained tokens.")
     metric: str | None = doc(None, "A metric and a bound: `eval/accuracy >= 0.6`.")
+    by: str | None = doc(
+        None,
+        "Time by which the run must have saved and ended, told by its exit code 143: a duration (`3h45m`), a clock "
+        "time (`'23:30'`), a date and time (`'2027-01-31T06:00'`), or `slurm` for the end of the job.",
+    )
 
 
 @dataclass

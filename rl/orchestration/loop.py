@@ -63,8 +63,10 @@ async def run_step(session: Session) -> dict[str, float]:
 async def run_to_end(session: Session) -> str:
     """Steps until a stop rule fires. Returns the rule in words."""
     while (reason := session.stop_reason()) is None:
+        began = time.monotonic()
         try:
             await run_step(session)
+            session.heed_time(time.monotonic() - began)
         except TrainerDied as error:
             await recover(session, error)
     await session.saved()

@@ -129,7 +129,7 @@ class Run:
         """Steps until a stop rule fires. Returns the rule in words."""
         self.start()
         if self.session.stop_reason() is None and not _has_stop_rule(self.session):
-            raise ConfigError("no stop rule: set stop.steps, stop.epochs, stop.hours, stop.tokens or stop.metric")
+            raise ConfigError("no stop rule: set stop.steps, epochs, hours, tokens, metric or by")
         reason = self._drive(run_to_end(self.session))
         self.metrics = dict(self.session.counters.last)
         return reason
@@ -220,5 +220,5 @@ class Run:
 
 def _has_stop_rule(session: Session) -> bool:
     stop = session.config.stop
-    rules: Sequence[object] = (stop.steps, stop.epochs, stop.hours, stop.tokens, stop.metric)
+    rules: Sequence[object] = (stop.steps, stop.epochs, stop.hours, stop.tokens, stop.metric, stop.by)
     return any(rule is not None for rule in rules)

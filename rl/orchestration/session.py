@@ -19,7 +19,7 @@ from rl.objectives.base import Objective
 from rl.orchestration.evaluate import eval_sampling, evaluate, train_sampling
 from rl.orchestration.phases import Phases
 from rl.orchestration.pool import RolloutPool
-from rl.orchestration.stopping import fired, total_steps
+from rl.orchestration.stopping import fired, time_is_up, total_steps
 from rl.orchestration.trainer_group import TrainerGroup
 from rl.planners.base import Planner, PlannerContext
 from rl.tracking.progress import Progress
@@ -82,7 +82,11 @@ class Session:
     save_asked: bool = False
     """SIGUSR1: save after this step and go on."""
     stop_asked: str | None = None
-    """A signal asked the run to save after this step and to end."""
+    """A signal asked the run to save after this step and to end, or its time is up."""
+    by: float | None = None
+    """`stop.by` in seconds of the monotonic clock."""
+    longest_step: float = 0.0
+    longest_save: float | None = None
 
     @property
     def version(self) -> PolicyVersion:
@@ -117,6 +121,14 @@ class Session:
             tokens=counters.tokens_trained,
             metrics=counters.last,
         )
+
+    def heed_time(self, step_seconds: float) -> None:
+        """Asks the run to save and end when there is no time for one more step before `stop.by`."""
+        self.longest_step = max(self.longest_step, step_seconds)
+        if self.by is None or self.stop_reason() is not None:
+            return
+        if time_is_up(self.by, now=time.monotonic(), step_s=self.longest_step, save_s=self.longest_save):
+            self.stop_asked = f"stop.by = {self.config.stop.by}: no time for another step"
 
     async def publish(self) -> None:
         """Gives every engine the trainer's weights under a new version."""
@@ -153,6 +165,7 @@ class Session:
         meanwhile, and `saved` waits.
         """
         await self.saved()
+        began = time.monotonic()
         step, best = self.counters.step, self.config.checkpoint.best
         value = None if best is None else self.counters.last.get(best)
         if best is not None and value is None:
@@ -163,13 +176,13 @@ class Session:
                 await self.trainer.save(scratch / "trainer")
                 write_state(scratch, self.state_dict())
                 self.directory.copy_records(scratch / "run")
-        self._saving = asyncio.create_task(self._write(scratch, step, value))
+        self._saving = asyncio.create_task(self._write(scratch, step, value, began))
         if not self.config.checkpoint.background:
             await self.saved()
         self.saved_at = time.monotonic()
         return self.store.root / f"step-{step:06d}"
 
-    async def _write(self, scratch: Path, step: int, value: float | None) -> None:
+    async def _write(self, scratch: Path, step: int, value: float | None, began: float) -> None:
         with self.store.discarding(scratch):
             await self.trainer.written()
         await asyncio.to_thread(self.store.commit, scratch, step, value=value)
@@ -180,6 +193,7 @@ class Session:
                 self.copy_failures += 1
                 place = self.config.checkpoint.copy_to
                 log.warning("the checkpoint of step %d was not copied to %s: %s", step, place, error)
+        self.longest_save = max(self.longest_save or 0.0, time.monotonic() - began)
 
     async def saved(self, *, wait: bool = True) -> None:
         """Waits for the checkpoint that is being written, if any, and raises what went wrong with it.

@@ -11,7 +11,9 @@ import copy
 import functools
 import logging
 import os
+import time
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from rewards.scorer import Scorer
 from rl.checkpoint.copies import Copies
 from rl.checkpoint.store import Checkpoint, CheckpointStore, retention
 from rl.config import Resolved
+from rl.config.deadline import SLURM, parse_deadline
+from rl.config.errors import ConfigError
 from rl.config.plugins import load_object
 from rl.config.schema import Config
 from rl.data import open_eval, open_training
@@ -54,6 +58,7 @@ async def open_session(
         ConfigError, ClusterError, DeadlineError, WorkerDied: with one message that says what to do.
     """
     config = resolved.config
+    by = end_time(config.stop.by)
     async with contextlib.AsyncExitStack() as stack:
         with progress.phase("reading data"):
             tokenizer = load_tokenizer(config.model)
@@ -92,6 +97,7 @@ async def open_session(
             phases=Phases(pool.sleep, pool.wake) if gpus and config.colocate else Phases(),
             counters=Counters(),
             copies=copies,
+            by=by,
         )
         stack.push_async_exit(functools.partial(_finish_saving, session))
         pool.republish = lambda: trainer.publish(session.version, pool)
@@ -106,6 +112,23 @@ async def open_session(
             session.counters.version = number
             await session.publish_loaded()
         yield session
+
+
+def end_time(text: str | None) -> float | None:
+    """`stop.by` in seconds of the monotonic clock.
+
+    Raises:
+        ConfigError: it has passed, or names a Slurm job's end outside a job.
+    """
+    if text is None:
+        return None
+    now = datetime.now().astimezone()
+    end = parse_deadline(text, now=now, environ=os.environ)
+    if end is None:
+        raise ConfigError(f"stop.by = slurm, but {SLURM} is not set: Slurm 23.02 and later set it inside a job")
+    if end <= now:
+        raise ConfigError(f"stop.by = {text} has passed: it is {now.isoformat(timespec='seconds')}")
+    return time.monotonic() + (end - now).total_seconds()
 
 
 async def _finish_saving(session: Session, kind: type[BaseException] | None, *_: object) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from rl.config.checks import parse_metric_rule
 from rl.config.schema import Config, StopConfig
 
+MARGIN = 1.1
+"""What a step or a save may take beyond the longest so far."""
 COMPARISONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 
 
@@ -30,6 +32,17 @@ def fired(
         if value is not None and COMPARISONS[comparison](value, bound):
             return f"{name} = {value:.4g} {comparison} {bound:g}"
     return None
+
+
+def time_is_up(by: float, *, now: float, step_s: float, save_s: float | None) -> bool:
+    """Whether another step and a checkpoint after it may not be done in time.
+
+    Args:
+        by, now: seconds of one clock.
+        step_s: the longest step so far, evaluation included.
+        save_s: the longest save so far, copies included; when there was none, a step's time is allowed for it.
+    """
+    return now + MARGIN * (step_s + (step_s if save_s is None else save_s)) > by
 
 
 def total_steps(stop: StopConfig, *, tasks_per_epoch: int | None, tasks_per_step: int) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,17 @@ def test_a_signal_ends_everything(tmp_path: Path, start: Start, sign: signal.Sig
         assert metrics(started.run)[-1]["step"] == last + 1
     left = [p for p in Path("/dev/shm").glob("hone-*") if started.mark in p.name]
     assert left == []
+
+
+def test_a_run_saves_and_ends_before_its_time_is_up(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path)
+    end = datetime.now().astimezone() + timedelta(seconds=90)
+    settings = ("rollout.engine=hf", "stop.steps=100000", f"stop.by='{end.isoformat()}'", "checkpoint.at_end=false")
+    done = hone(tmp_path, "train", str(recipe), *settings, check=False)
+    assert done.returncode == 143 and "no time for another step" in done.stdout, done.stdout + done.stderr
+    last = metrics(tmp_path / "runs" / "tiny")[-1]["step"]
+    saved = tmp_path / "runs" / "tiny" / "checkpoints" / f"step-{last:06d}" / "manifest.json"
+    assert last > 0 and saved.stat().st_mtime < end.timestamp()
 
 
 def test_a_killed_engine_is_replaced_and_counted(tmp_path: Path, start: Start) -> None:
