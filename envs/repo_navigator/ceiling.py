@@ -31,9 +31,12 @@ class Ceiling:
     """Whether the search saw everything; otherwise the numbers are lower bounds."""
 
 
+Reached = tuple[dict[str, int], bool]
+
+
 async def reach(
     snapshot: Snapshot, entry: str, backend: DefinitionBackend, *, max_sites: int = 5000, timeout_s: float = 20.0
-) -> tuple[dict[str, int], bool]:
+) -> Reached:
     """Locations and the fewest jumps that show each (0: in the entry file), and whether none was left out."""
     tool = JumpTool(snapshot, backend)
     source = read_source(snapshot.root / entry)
@@ -72,17 +75,8 @@ def _mark(depth_of: dict[str, int], snapshot: Snapshot, place: Place, depth: int
             depth_of.setdefault(f"{place.path}::{d.qualname}", depth)
 
 
-async def ceiling(
-    snapshot: Snapshot, entry: str, gold: Collection[str], backend: DefinitionBackend, *, max_calls: int = 12
-) -> Ceiling:
-    """Reachability of the gold locations from an entry file."""
-    return ceiling_of(await reach(snapshot, entry, backend), snapshot, gold, max_calls=max_calls)
-
-
-def ceiling_of(
-    reached: tuple[Mapping[str, int], bool], snapshot: Snapshot, gold: Collection[str], *, max_calls: int = 12
-) -> Ceiling:
-    """Reachability of the gold locations, from what `reach` returned."""
+def ceiling(reached: Reached, snapshot: Snapshot, gold: Collection[str], *, max_calls: int = 12) -> Ceiling:
+    """Reachability of the gold locations, from what `reach` found."""
     depth_of, complete = reached
     wanted = canonical_set(gold, snapshot, qualified=True)
     files = {location.partition("::")[0] for location in depth_of}

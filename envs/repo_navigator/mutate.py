@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from envs.repo_navigator.source import Definition, Source
@@ -41,25 +41,26 @@ class Mutation:
     """The whole file with the bug."""
 
 
-def mutations(source: Source) -> Iterator[Mutation]:
-    """Every bug that can be planted in the functions of a file; each result parses and differs."""
-    for definition, edit in _candidates(source):
-        mutation = _planted(source, definition, edit)
-        if mutation is not None:
-            yield mutation
+def mutations(source: Source, candidates: Iterable[tuple[Definition, Edit]] | None = None) -> Iterator[Mutation]:
+    """Every bug that can be planted in the functions of a file; each result parses and differs.
+
+    Args:
+        candidates: edits to try, in this order; all of the file when not given. A try parses the whole file.
+    """
+    for definition, (start, end, old, new, symptom) in _candidates(source) if candidates is None else candidates:
+        text = _replace(source, start, end, old, new)
+        if text is not None and text != source.text:
+            yield Mutation(definition, start[0], symptom, text)
 
 
 def pick(source: Source, rng: random.Random) -> Mutation | None:
-    """One bug, each function equally likely. Only edits that are drawn are tried: a try parses the whole file."""
+    """One bug, each function equally likely. Only edits that are drawn are tried."""
     by_name: dict[str, list[tuple[Definition, Edit]]] = {}
     for definition, edit in _candidates(source):
         by_name.setdefault(definition.qualname, []).append((definition, edit))
-    for name in rng.sample(sorted(by_name), len(by_name)):
-        for definition, edit in rng.sample(by_name[name], len(by_name[name])):
-            mutation = _planted(source, definition, edit)
-            if mutation is not None:
-                return mutation
-    return None
+    names = rng.sample(sorted(by_name), len(by_name))
+    drawn = (candidate for name in names for candidate in rng.sample(by_name[name], len(by_name[name])))
+    return next(mutations(source, drawn), None)
 
 
 Edit = tuple[tuple[int, int], tuple[int, int], str, str, str]
@@ -71,12 +72,6 @@ def _candidates(source: Source) -> Iterator[tuple[Definition, Edit]]:
             definition = _function_of(source, edit[0][0])
             if definition is not None:
                 yield definition, edit
-
-
-def _planted(source: Source, definition: Definition, edit: Edit) -> Mutation | None:
-    start, end, old, new, symptom = edit
-    text = _replace(source, start, end, old, new)
-    return None if text is None or text == source.text else Mutation(definition, start[0], symptom, text)
 
 
 def _edits(node: ast.AST, source: Source) -> Iterator[Edit]:

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import track
 
 from envs.repo_navigator.backend import CachedBackend, DefinitionBackend
-from envs.repo_navigator.ceiling import ceiling_of, reach
+from envs.repo_navigator.ceiling import Reached, ceiling, reach
 from envs.repo_navigator.engines import ENGINES, make_backend
 from envs.repo_navigator.entry import choose_entry
 from envs.repo_navigator.gold import (
@@ -185,7 +185,7 @@ async def with_ceilings(
             to a function leads through that function's body.
     """
     kept = []
-    reached: dict[tuple[str, str], tuple[dict[str, int], bool]] = {}
+    reached: dict[tuple[str, str], Reached] = {}
     for row in rows:
         snapshot = open_snapshot(row, store)
         try:
@@ -196,7 +196,7 @@ async def with_ceilings(
         key = (searched.snapshot_id, entry.path)
         if key not in reached:
             reached[key] = await reach(searched, entry.path, backend)
-        limit = ceiling_of(reached[key], snapshot, row["gold"])
+        limit = ceiling(reached[key], snapshot, row["gold"])
         if limit.reachable_unlimited > 0:
             kept.append({**row, "ceiling": {**dataclasses.asdict(limit), "entry": entry.path, "policy": entry.policy}})
     return kept

@@ -265,7 +265,7 @@ def test_planted_tasks_can_be_solved_and_beat_the_baselines(
 
 
 def test_what_cannot_be_reached_is_told(store: SnapshotStore, backend: ProcessBackend) -> None:
-    from envs.repo_navigator.ceiling import ceiling
+    from envs.repo_navigator.ceiling import ceiling, reach
 
     files = {
         "main.py": "from chain import a0\na0()\n",
@@ -274,5 +274,5 @@ def test_what_cannot_be_reached_is_told(store: SnapshotStore, backend: ProcessBa
     }
     snapshot = store.from_files(files)
     gold = ["chain.py::a4", "island.py::lost"]
-    limit = asyncio.run(ceiling(snapshot, "main.py", gold, backend, max_calls=12))
+    limit = ceiling(asyncio.run(reach(snapshot, "main.py", backend)), snapshot, gold, max_calls=12)
     assert (limit.reachable, limit.best_dice, limit.complete) == (0.5, pytest.approx(2 / 3), True)
