@@ -16,11 +16,12 @@ from typing import Any
 
 from rl.checkpoint.store import Checkpoint, CheckpointError, CheckpointStore, Retention, verify
 from rl.config.errors import ConfigError
+from rl.tracking.run_directory import RECORDS
 
 log = logging.getLogger(__name__)
 RUN_FILES = (
-    *("config.yaml", "recipe.yaml", "state.json", "versions.json", "command.json", "git.json", "git.patch"),
-    *("metrics.jsonl", "files/*", "plots/*"),
+    *RECORDS,
+    *("recipe.yaml", "command.json", "metrics.jsonl", "files/*", "plots/*"),
 )
 """What of a run goes with its checkpoints: enough to resume it elsewhere."""
 

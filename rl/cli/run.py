@@ -26,7 +26,7 @@ def list_runs(
 
         from rl.checkpoint.store import CheckpointStore
         from rl.config.errors import ConfigError
-        from rl.tracking.lock import alive, read_owner
+        from rl.tracking.lock import live_owner
         from rl.tracking.run_directory import RunDirectory
         from rl.tracking.tables import print_table
 
@@ -39,11 +39,11 @@ def list_runs(
             newest: dict[str, float] = {}
             for row in directory.metrics():
                 newest |= {name: value for name, value in row.items() if value is not None}
-            owner = read_owner(path)
+            owner = live_owner(path)
             latest = CheckpointStore(directory.checkpoints).latest()
             table.add_row(
                 path.name,
-                f"at work ({owner['host']}, process {owner['pid']})" if owner and alive(owner) else "ended",
+                f"at work ({owner['host']}, process {owner['pid']})" if owner else "ended",
                 str(newest.get("step", "")),
                 *(f"{newest[name]:.4g}" if name in newest else "" for name in ("reward/mean", "eval/accuracy")),
                 "" if latest is None else str(latest.step),
@@ -67,12 +67,12 @@ def stop(
         import time
 
         from rl.config.errors import ConfigError
-        from rl.tracking.lock import alive, read_owner
+        from rl.tracking.lock import alive, live_owner
         from rl.tracking.run_directory import RunDirectory
 
         path = RunDirectory.open(run, lock=False).path
-        owner = read_owner(path)
-        if owner is None or not alive(owner):
+        owner = live_owner(path)
+        if owner is None:
             raise ConfigError(f"{path} is not at work")
         if owner["host"] != socket.gethostname():
             raise ConfigError(f"{path} is at work on {owner['host']}: run this there")

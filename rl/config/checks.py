@@ -47,6 +47,11 @@ def check_config(config: Config, origin_of: Origin) -> None:
         _sources(where, sources, refuse)
     _rewards(config, refuse)
     _metrics(config, refuse)
+    if config.stop.by is not None:
+        try:
+            parse_deadline(config.stop.by, now=datetime.now().astimezone(), environ={})
+        except (ValueError, OverflowError) as error:
+            refuse("stop.by", str(error))
     if not config.name or "/" in config.name or config.name in (".", ".."):
         refuse("name", f"{config.name!r} cannot be the name of a folder")
     if config.offline_options and config.method == "rl":
@@ -192,11 +197,6 @@ def _rewards(config: Config, refuse: Callable[[str, str], None]) -> None:
 def _metrics(config: Config, refuse: Callable[[str, str], None]) -> None:
     """Metrics that settings name exist: a misspelt one would never fire, and never rank a checkpoint."""
     named = {}
-    if config.stop.by is not None:
-        try:
-            parse_deadline(config.stop.by, now=datetime.now().astimezone(), environ={})
-        except (ValueError, OverflowError) as error:
-            refuse("stop.by", str(error))
     if config.stop.metric is not None:
         try:
             named["stop.metric"] = parse_metric_rule(config.stop.metric)[0]

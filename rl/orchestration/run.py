@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -128,7 +128,7 @@ class Run:
     def train(self) -> str:
         """Steps until a stop rule fires. Returns the rule in words."""
         self.start()
-        if self.session.stop_reason() is None and not _has_stop_rule(self.session):
+        if self.session.stop_reason() is None and all(rule is None for rule in vars(self.config.stop).values()):
             raise ConfigError("no stop rule: set stop.steps, epochs, hours, tokens, metric or by")
         reason = self._drive(run_to_end(self.session))
         self.metrics = dict(self.session.counters.last)
@@ -216,9 +216,3 @@ class Run:
             raise
         except BaseExceptionGroup as group:
             raise first_cause(group) from group
-
-
-def _has_stop_rule(session: Session) -> bool:
-    stop = session.config.stop
-    rules: Sequence[object] = (stop.steps, stop.epochs, stop.hours, stop.tokens, stop.metric, stop.by)
-    return any(rule is not None for rule in rules)

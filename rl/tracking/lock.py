@@ -35,8 +35,8 @@ class RunLock:
         }
         # Two processes that both find a dead owner must not both take over.
         with FileLock(folder / ".lock.guard", timeout=30):
-            owner = read_owner(folder)
-            if owner is not None and owner != self._owner and alive(owner):
+            owner = live_owner(folder)
+            if owner is not None and owner != self._owner:
                 raise ConfigError(
                     f"{folder} is in use by process {owner['pid']} on {owner['host']}; wait for it or stop it, "
                     f"or choose another run with `name=...`. If that process is gone, delete {self._path}"
@@ -57,6 +57,12 @@ def read_owner(folder: Path) -> dict[str, Any] | None:
         return None
     complete = isinstance(owner, dict) and {"pid", "host", "started"} <= owner.keys()
     return owner if complete else None
+
+
+def live_owner(folder: Path) -> dict[str, Any] | None:
+    """Who is at work in a run directory; ``None`` when nobody is, or is any more."""
+    owner = read_owner(folder)
+    return owner if owner is not None and alive(owner) else None
 
 
 def alive(owner: dict[str, Any]) -> bool:

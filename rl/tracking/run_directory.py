@@ -19,6 +19,7 @@ from rl.tracking.lock import RunLock
 from rl.tracking.provenance import write_provenance
 
 RECORDS = ("config.yaml", "versions.json", "git.json", "git.patch", "state.json")
+"""Small files that say which run this is."""
 
 
 class RunDirectory:
